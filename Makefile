@@ -1,0 +1,69 @@
+# make demo   draws the bound beside its peers and prints the gaps
+# make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
+# make bench  measures cost, as ratios in one run
+#
+# Needs Python >= 3.11, make and a package index. The first run creates .venv; later ones start at once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WHEEL_INSTALLED := .venv-wheel/.installed
+
+# More OpenBLAS threads than free cores make eigendecompositions up to 50 times slower.
+export OPENBLAS_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types doctest unit wheel bench format clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python -m experiments.demo
+
+test: lint types doctest unit wheel
+	@echo 'make test: all passed'
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/basedpyright
+
+# Outside tests/, so in the mode most users run: no float64.
+doctest: $(INSTALLED)
+	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' qbound README.md docs
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses=auto --durations=10
+
+# The environment of the wheel holds what the package declares and no more. It is made anew when pyproject.toml changes;
+# the wheel itself is built and installed every time.
+wheel: $(INSTALLED) $(WHEEL_INSTALLED)
+	rm -rf build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
+	.venv-wheel/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps build/wheel/*.whl
+	cd build && ../.venv-wheel/bin/python ../tests/check_wheel.py
+
+$(WHEEL_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv --clear .venv-wheel
+	.venv-wheel/bin/python -m pip install --disable-pip-version-check .
+	touch $@
+
+bench: $(INSTALLED)
+	$(BIN)/python -m experiments.benchmarks.bound
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-wheel build dist results
