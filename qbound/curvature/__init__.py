@@ -1,0 +1,11 @@
+"""Curvatures: symmetric positive semidefinite operators, one representation a file."""
+
+from qbound.curvature.base import Curvature
+from qbound.curvature.centered import Centered
+from qbound.curvature.combined import Batch, Scaled, Sum
+from qbound.curvature.dense import Dense
+from qbound.curvature.largest_first import LargestFirst
+from qbound.curvature.pullback import Pullback
+from qbound.curvature.sequential import Sequential
+
+__all__ = ["Batch", "Centered", "Curvature", "Dense", "LargestFirst", "Pullback", "Scaled", "Sequential", "Sum"]

@@ -1,0 +1,60 @@
+"""The curvature diag(w) - w w'/sum(w): a variance over labels with weights w.
+
+With w = p it is the exact Hessian of log-sum-exp; with w = 1/2 it is Böhning's bound on all of those Hessians.
+"""
+
+from typing import final
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qbound import checks
+from qbound.curvature.base import Curvature
+from qbound.records import record
+
+__all__ = ["Centered"]
+
+
+@final
+@record
+class Centered(Curvature):
+    """C v = w (v - mean), with `mean` the w-weighted mean of v. Everything but `dense` and `factor` is O(n)."""
+
+    weights: Float[Array, " n"]
+
+    def mv(self, v):
+        return self.weights * self._center(self._vector("v", v))
+
+    def quadratic(self, v):
+        return jnp.sum(self.weights * self._center(self._vector("v", v)) ** 2)
+
+    def dense(self):
+        w = self.weights
+        return jnp.diag(w) - w[:, None] * self._fractions()[None, :]
+
+    def factor(self):
+        # diag(sqrt w) (I - 1 f'), f = w/sum(w).
+        identity = jnp.eye(self.weights.size, dtype=self.weights.dtype)
+        return jnp.sqrt(self.weights)[:, None] * (identity - self._fractions()[None, :])
+
+    def solve(self, g, damping):
+        # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator
+        # sum(w) - sum(w^2/(w + c)) is written as c sum(w/(w + c)), without cancellation.
+        g, c = self._vector("g", g), checks.positive("damping", damping)
+        share = self.weights / (self.weights + c)
+        t = jnp.sum(share * g) / (c * self._or_one(jnp.sum(share)))
+        return (g + self.weights * t) / (self.weights + c)
+
+    def _vector(self, name, v):
+        return checks.matching(name, v, self.weights)
+
+    def _center(self, v):
+        return v - jnp.sum(self._fractions() * v)
+
+    def _fractions(self):
+        return self.weights / self._or_one(jnp.sum(self.weights))
+
+    @staticmethod
+    def _or_one(total: Array) -> Array:
+        """A sum of weights to divide by; it is zero only where every weight is."""
+        return jnp.where(total == 0, 1, total)

@@ -1,0 +1,55 @@
+"""F'C F: a curvature of logits, carried to parameters by a linear map F."""
+
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from qbound import checks
+from qbound.curvature.base import Curvature
+from qbound.curvature.dense import root
+from qbound.linear_map import LinearMap
+from qbound.records import record
+from qbound.solve import gram, solve_dense, solve_factored
+
+__all__ = ["Pullback"]
+
+
+@final
+@record
+class Pullback(Curvature):
+    """F'C F with C the curvature of n logits and F a map from d parameters.
+
+    A product applies F, C and F'. The other operations take the way through the smaller of the two spaces: n x n
+    arrays are made only when n <= d, and d x d arrays only by `dense` or when d < n.
+    """
+
+    logits: Curvature
+    map: LinearMap
+
+    def mv(self, v):
+        return self.map.transpose(self.logits.mv(self.map.forward(v)))
+
+    def quadratic(self, v):
+        return self.logits.quadratic(self.map.forward(v))
+
+    def dense(self):
+        n, d = self.map.shape
+        if n <= d:
+            return gram(self.factor())
+        identity = jnp.eye(d, dtype=self.map.dtype)
+        columns = jax.vmap(lambda v: ravel_pytree(self.mv(self.map.unravel(v)))[0])(identity)
+        return (columns + columns.T) / 2
+
+    def factor(self):
+        n, d = self.map.shape
+        return self.map.transpose_rows(self.logits.factor()) if n <= d else root(self.dense())
+
+    def solve(self, g, damping):
+        damping = checks.positive("damping", damping)
+        g, unravel = ravel_pytree(g)
+        n, d = self.map.shape
+        if n <= d:
+            return unravel(solve_factored(self.factor(), g, damping))
+        return unravel(solve_dense(self.dense(), g, damping))

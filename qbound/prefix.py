@@ -1,0 +1,49 @@
+"""Exclusive prefix and suffix sums of one vector, fast on every backend.
+
+`jnp.cumsum` over 100,000 entries costs several softmaxes of them on CPU. Here the sums are taken inside short blocks
+by a product with a triangular matrix of ones, then over the sums of the blocks in the same way: O(n) work, and
+rounding errors that grow with log n instead of n.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+__all__ = ["prefix_sums", "suffix_sums"]
+
+# The fastest power of two on CPU for (32, 100000): one product runs over whole SIMD registers and stays in cache.
+BLOCK = 32
+# The largest vector summed as one block.
+WHOLE = 128
+
+
+def prefix_sums(x: Float[Array, " n"]) -> Float[Array, " n"]:
+    """y_i = sum of x_j over j < i."""
+    return _blocked(x, reverse=False)
+
+
+def suffix_sums(x: Float[Array, " n"]) -> Float[Array, " n"]:
+    """y_i = sum of x_j over j > i."""
+    return _blocked(x, reverse=True)
+
+
+def _blocked(x, *, reverse):
+    (n,) = x.shape
+    if n <= WHOLE:
+        return _multiply(x, reverse=reverse)
+    blocks = -(-n // BLOCK)
+    rows = jnp.pad(x, (0, blocks * BLOCK - n)).reshape(blocks, BLOCK)
+    others = _blocked(rows.sum(axis=1), reverse=reverse)
+    return (_multiply(rows, reverse=reverse) + others[:, None]).reshape(-1)[:n]
+
+
+def _multiply(x, *, reverse):
+    """Sums along the last axis by a strictly triangular matrix of ones.
+
+    HIGHEST: the default precision of accelerators would round every summand to bfloat16 or TF32.
+    """
+    size = x.shape[-1]
+    ones = np.ones((size, size), dtype=bool)
+    earlier = np.tril(ones, -1) if reverse else np.triu(ones, 1)
+    return jnp.matmul(x, jnp.asarray(earlier, x.dtype), precision=jax.lax.Precision.HIGHEST)

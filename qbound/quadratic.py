@@ -1,0 +1,203 @@
+"""`QuadraticBound`: a quadratic tangent to a log-partition function, and what can be done with it."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from qbound import checks
+from qbound.curvature import Batch, Curvature, Pullback, Scaled, Sum
+from qbound.linear_map import LinearMap, as_linear_map
+from qbound.records import record, static
+from qbound.types import Majorizes, Parameters, Scalar
+
+__all__ = ["QuadraticBound"]
+
+
+@final
+@record
+class QuadraticBound:
+    r"""A quadratic q(x) = value + grad.(x - point) + 1/2 (x - point)' C (x - point).
+
+    Made by `qbound.log_partition_bound` and its siblings; evaluated by calling it. A pytree, so it passes through
+    `jit`, `vmap` and `scan`.
+
+    Attributes:
+      value: of the function and of the quadratic at `point`; log z in [WC20].
+      grad: of both at `point`, with the structure of the argument; mu in [WC20].
+      curvature: C, an operator with `mv`, `quadratic`, `dense`, `factor` and `solve`; Sigma in [WC20].
+      point: where the quadratic touches, or None after a pullback without a point.
+      origin: after a pullback without a point, the bound it came from and the map; None otherwise.
+      radius: None unless `majorizes` is "within radius"; then how far any of the logits may rise above the mean of
+        all displacements under the softmax at the point, as max(delta) - p.delta, for the bound to hold. It does
+        whenever max(delta) - min(delta) <= radius. In a sum, every term has to keep within it.
+      majorizes: where the quadratic is an upper bound: "globally", "within radius" or "no".
+    """
+
+    value: Float[Array, ""]
+    grad: Parameters
+    curvature: Curvature
+    point: Parameters | None = None
+    origin: tuple["QuadraticBound", LinearMap] | None = None
+    radius: Float[Array, ""] | None = None
+    majorizes: Majorizes = static(default="no")
+
+    def __call__(self, x: Parameters) -> Float[Array, ""]:
+        """The quadratic at `x`. A label whose logit at the point is -inf stays removed, whatever `x` says of it."""
+        if self.origin is not None:
+            bound, linear_map = self.origin
+            return bound(linear_map.forward(x))
+        delta = jax.tree.map(_displacement, _matching_tree("x", x, self.point), self.point)
+        return self.value + _dot(self.grad, delta) + self.curvature.quadratic(delta) / 2
+
+    def pullback(
+        self, features: ArrayLike | tuple[Callable, Callable], point: Parameters | None = None, *, affine: bool = True
+    ) -> "QuadraticBound":
+        r"""The same quadratic as a function of parameters whose logits are `features @ parameters`.
+
+        .. math:: \mu = F^\top p, \qquad \Sigma = F^\top M F
+
+        This is Theorem 1 of [WC20] when the features are f_x(y), one row for each label.
+
+        Args:
+          features: an array (n, d), or a pair of functions (forward, transpose) between trees of parameters and
+            logits. Hand over arrays the functions need in a `jax.tree_util.Partial`, not in a closure, if the bound is
+            to leave a `jit` or `vmap`; what `jax.linearize` returns is one already.
+          point: the parameters that have this bound's point as their logits, up to an offset that does not depend on
+            the parameters. Without it, `point` is None, evaluation goes through the logits, and the result cannot be
+            added to others.
+          affine: whether the logits are an affine function of the parameters. With False, as for the Jacobian of a
+            network, the quadratic is a model of the linearised function and `majorizes` becomes "no".
+
+        Returns:
+          A bound with the same value, its gradient and curvature in parameter space.
+        """
+        linear_map = as_linear_map(features, self._one_vector())
+        grad = linear_map.transpose(self.grad)
+        if point is not None:
+            point = _matching_tree("point", point, grad)
+        return QuadraticBound(
+            value=self.value,
+            grad=grad,
+            curvature=Pullback(self.curvature, linear_map),
+            point=point,
+            origin=(self, linear_map) if point is None else None,
+            radius=self.radius if affine else None,
+            majorizes=self.majorizes if affine else "no",
+        )
+
+    def __add__(self, other: "QuadraticBound") -> "QuadraticBound":
+        """The sum of two bounds with equal points; where the points differ, its value is NaN."""
+        if not isinstance(other, QuadraticBound):
+            return NotImplemented
+        point = _matching_tree("point of the second bound", self._point_to_add(), other._point_to_add())
+        same = _all_equal(point, other.point)
+        return QuadraticBound(
+            value=jnp.where(same, self.value + other.value, jnp.nan),
+            grad=jax.tree.map(jnp.add, self.grad, other.grad),
+            curvature=Sum((self.curvature, other.curvature)),
+            point=point,
+            **_weakest(self, other),
+        )
+
+    def __radd__(self, other: object) -> "QuadraticBound":
+        """0 + bound, so that Python's `sum` works."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+    def __mul__(self, scale: Scalar) -> "QuadraticBound":
+        """The bound on `scale` times the function, for scale >= 0 (NaN for an array that is not)."""
+        scale = jnp.asarray(checks.nonnegative("scale", scale), self.value.dtype)
+        return QuadraticBound(
+            value=scale * self.value,
+            grad=jax.tree.map(lambda leaf: scale * leaf, self.grad),
+            curvature=Scaled(self.curvature, scale),
+            point=self.point,
+            origin=None if self.origin is None else (self.origin[0] * scale, self.origin[1]),
+            radius=self.radius,
+            majorizes=self.majorizes,
+        )
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Scalar) -> "QuadraticBound":
+        """`bound * (1 / divisor)`."""
+        return self * (1 / checks.positive("divisor", divisor))
+
+    def sum(self) -> "QuadraticBound":
+        """The sum of a batch of bounds with equal points, given as one bound with a leading axis, as `vmap` returns."""
+        return self._combine(jnp.ones_like(self._batch_of_values()))
+
+    def mean(self, weights: ArrayLike | None = None) -> "QuadraticBound":
+        """The mean of a batch of bounds, as `sum`; with `weights` (b,) >= 0, not all zero, the weighted mean."""
+        weights = jnp.ones_like(self._batch_of_values()) if weights is None else weights
+        weights = checks.matching("weights", weights, self.value)
+        weights = jnp.where(weights >= 0, weights, jnp.nan)
+        return self._combine(weights / jnp.sum(weights))
+
+    def _combine(self, weights: Array) -> "QuadraticBound":
+        self._point_to_add()
+        point = jax.tree.map(lambda leaf: leaf[0], self.point)
+        same = _all_equal(self.point, jax.tree.map(lambda leaf: leaf[:1], self.point))
+        return QuadraticBound(
+            value=jnp.where(same, weights @ self.value, jnp.nan),
+            grad=jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), self.grad),
+            curvature=Batch(self.curvature, weights),
+            point=point,
+            radius=None if self.radius is None else jnp.min(self.radius),
+            majorizes=self.majorizes,
+        )
+
+    def _batch_of_values(self):
+        if self.value.ndim != 1:
+            raise ValueError(
+                f"bound: expected a batch made by vmap, with a value of shape (b,); got shape {self.value.shape}"
+            )
+        return self.value
+
+    def _point_to_add(self):
+        if self.point is None:
+            raise ValueError("point: expected bounds with a point to add; got None (pass point= to pullback)")
+        return self.point
+
+    def _one_vector(self):
+        if not isinstance(self.grad, jax.Array) or self.grad.ndim != 1:
+            raise ValueError(
+                "bound: expected a bound of one vector of logits to pull back; got a gradient of shape "
+                f"{jax.tree.map(jnp.shape, self.grad)} (use jax.vmap for batches)"
+            )
+        return self.grad
+
+
+def _displacement(x, point):
+    # For a removed label x - point would be infinite or, with both at -inf, NaN.
+    return jnp.where(point == -jnp.inf, 0, x - point)
+
+
+def _dot(a, b):
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), a, b)
+    return jax.tree.reduce(jnp.add, products)
+
+
+def _matching_tree(name, tree, like):
+    structure, expected = jax.tree.structure(tree), jax.tree.structure(like)
+    if structure != expected:
+        raise ValueError(f"{name}: expected a tree of structure {expected}; got {structure}")
+    return jax.tree.map(lambda leaf, like: checks.matching(name, leaf, like), tree, like)
+
+
+def _all_equal(a: Parameters, b: Parameters) -> Array:
+    equal = jax.tree.map(lambda a, b: jnp.all(a == b), a, b)
+    return jax.tree.reduce(jnp.logical_and, equal)
+
+
+def _weakest(a: QuadraticBound, b: QuadraticBound) -> dict[str, Any]:
+    """Where a sum majorizes: where both terms do."""
+    radii = [bound.radius for bound in (a, b) if bound.radius is not None]
+    if "no" in (a.majorizes, b.majorizes):
+        return {"majorizes": "no", "radius": None}
+    if not radii:
+        return {"majorizes": "globally", "radius": None}
+    return {"majorizes": "within radius", "radius": jnp.min(jnp.stack(radii))}

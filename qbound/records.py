@@ -1,0 +1,45 @@
+"""Immutable records that JAX can trace: frozen dataclasses, registered as pytrees."""
+
+import dataclasses
+from typing import TypeVar, dataclass_transform
+
+import jax
+
+__all__ = ["record", "static"]
+
+T = TypeVar("T")
+
+
+def static(**kwargs):
+    """A field that belongs to the structure of a record: hashable, never traced."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field))
+def record(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass and a pytree.
+
+    Equality is identity: comparing arrays has no single truth value, and a record must stay hashable to be
+    called under `jax.jit`. Unlike `jax.tree_util.register_dataclass`, unflattening does not call `__init__`: JAX
+    rebuilds records around batched arrays and placeholders, which the annotations of the fields do not describe.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    data = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    meta = tuple(f.name for f in fields if f.metadata.get("static", False))
+
+    def flatten_with_keys(obj):
+        children = tuple((jax.tree_util.GetAttrKey(name), getattr(obj, name)) for name in data)
+        return children, tuple(getattr(obj, name) for name in meta)
+
+    def flatten(obj):
+        return tuple(getattr(obj, name) for name in data), tuple(getattr(obj, name) for name in meta)
+
+    def unflatten(aux, children):
+        obj = object.__new__(cls)
+        for name, value in (*zip(data, children, strict=True), *zip(meta, aux, strict=True)):
+            object.__setattr__(obj, name, value)
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls

@@ -1,0 +1,40 @@
+"""Damped linear systems (C + damping I) s = g, for C given as an array.
+
+Each function takes one system. Damping must be above zero, because every curvature of a log-partition function is
+singular; a damping that is not makes the result NaN.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_factor, cho_solve
+from jaxtyping import Array, Float
+
+from qbound.types import Scalar
+
+__all__ = ["gram", "solve_dense", "solve_factored"]
+
+
+def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:
+    """R'R in full precision: on accelerators the default would lose definiteness before the factorisation starts."""
+    return jnp.matmul(factor.T, factor, precision=jax.lax.Precision.HIGHEST)
+
+
+def solve_dense(matrix: Float[Array, "d d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:
+    """Cholesky: O(d^3)."""
+    return cho_solve(cho_factor(_add_to_diagonal(matrix, damping)), g)
+
+
+def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:
+    """For C = R'R with R the `factor`: O(r d min(r, d)).
+
+    With fewer rows than columns, Woodbury's identity in the space of rows:
+    s = (g - R'(damping I + RR')^-1 R g) / damping.
+    """
+    rows, columns = factor.shape
+    if rows >= columns:
+        return solve_dense(gram(factor), g, damping)
+    return (g - factor.T @ solve_dense(gram(factor.T), factor @ g, damping)) / damping
+
+
+def _add_to_diagonal(matrix, number):
+    return matrix + number * jnp.eye(matrix.shape[0], dtype=matrix.dtype)

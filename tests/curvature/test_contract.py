@@ -1,0 +1,216 @@
+"""Every curvature keeps one contract: what its operations say about the operator agrees."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import qbound
+from qbound.curvature import Batch, Centered, Curvature, Dense, LargestFirst, Pullback, Scaled, Sequential, Sum
+
+RNG = np.random.default_rng(0)
+LOGITS = 2 * RNG.normal(size=6)
+FEATURES = RNG.normal(size=(6, 4))
+WIDE_FEATURES = RNG.normal(size=(6, 9))
+
+
+def _psd(d, rank):
+    rows = RNG.normal(size=(rank, d))
+    return rows.T @ rows
+
+
+def _chain(order="descending", dtype=jnp.float64, n=6):
+    logits = np.resize(LOGITS, n) + 0.1 * np.arange(n)
+    return qbound.log_partition_bound(jnp.asarray(logits, dtype), order=order).curvature
+
+
+def _pair(weights):
+    """h = W x for a matrix W and a fixed x, as a map from {"W": W}."""
+    x = jnp.asarray(weights)
+    forward = jax.tree_util.Partial(lambda x, params: params["W"] @ x, x)
+    transpose = jax.tree_util.Partial(lambda x, u: {"W": jnp.outer(u, x)}, x)
+    return forward, transpose
+
+
+def _pulled(features, dtype=jnp.float64, order="max_first"):
+    features = features if isinstance(features, tuple) else jnp.asarray(features, dtype)
+    return qbound.log_partition_bound(jnp.asarray(LOGITS, dtype), order=order).pullback(features).curvature
+
+
+def _batch(dtype=jnp.float64):
+    logits, features = jnp.asarray(RNG.normal(size=(3, 5)), dtype), jnp.asarray(RNG.normal(size=(3, 5, 4)), dtype)
+    terms = jax.vmap(lambda h, f: qbound.log_partition_bound(h).pullback(f).curvature)(logits, features)
+    return Batch(terms, jnp.asarray([0.5, 0.0, 2.0], dtype))
+
+
+CURVATURES: dict[str, Callable[..., Curvature]] = {
+    "dense": lambda dtype: Dense(jnp.asarray(_psd(5, 3), dtype)),
+    "centered": lambda dtype: Centered(jnp.asarray([0.5, 0.0, 2.0, 1.0], dtype)),
+    "centered, no weight": lambda dtype: Centered(jnp.zeros(3, dtype)),
+    "sequential": lambda dtype: _chain("given", dtype),
+    "sequential, one label": lambda dtype: _chain("given", dtype, n=1),
+    "largest first, lead": lambda dtype: _chain("max_first", dtype),
+    "largest first, many": lambda dtype: _chain("max_first", dtype, n=300),
+    "largest first, pairwise": lambda dtype: _chain("descending", dtype),
+    "largest first, sorted": lambda dtype: _chain("descending", dtype, n=100),
+    "pullback, fewer parameters than labels": lambda dtype: _pulled(FEATURES, dtype),
+    "pullback, more parameters than labels": lambda dtype: _pulled(WIDE_FEATURES, dtype),
+    "pullback, functions of one number": lambda dtype: _pulled(_pair(jnp.asarray([0.7], dtype)), dtype),
+    "pullback, functions of many numbers": lambda dtype: _pulled(_pair(jnp.asarray([0.7, -1.0, 0.3], dtype)), dtype),
+    "scaled": lambda dtype: Scaled(_chain(dtype=dtype), jnp.asarray(2.5, dtype)),
+    "scaled by zero": lambda dtype: Scaled(_chain(dtype=dtype), jnp.asarray(0.0, dtype)),
+    "sum": lambda dtype: Sum((_chain(dtype=dtype), Centered(jnp.ones(6, dtype)), Dense(jnp.eye(6, dtype=dtype)))),
+    "batch": _batch,
+}
+every_curvature = pytest.mark.parametrize("name", CURVATURES)
+every_dtype = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+
+
+@functools.cache
+def build(name, dtype):
+    return jax.jit(lambda: CURVATURES[name](dtype))()
+
+
+def _vector(curvature, dtype, seed=0):
+    """A vector of the space of `curvature`, and the function that lays one out flat."""
+    d = curvature.dense().shape[0]
+    flat = jnp.asarray(np.random.default_rng(seed).normal(size=d), dtype)
+    if isinstance(curvature, Pullback):
+        return flat, curvature.map.unravel(flat)
+    return flat, flat
+
+
+def _flat(tree):
+    return ravel_pytree(tree)[0]
+
+
+def test_every_curvature_of_the_package_is_here():
+    covered = {type(build(name, jnp.float64)) for name in CURVATURES}
+    assert covered == {Batch, Centered, Dense, LargestFirst, Pullback, Scaled, Sequential, Sum}
+
+
+@every_dtype
+@every_curvature
+def test_product_equals_the_dense_product(name, dtype):
+    curvature = build(name, dtype)
+    flat, v = _vector(curvature, dtype)
+    product = curvature.mv(v)
+    assert jax.tree.structure(product) == jax.tree.structure(v)
+    assert _flat(product).dtype == curvature.dense().dtype == dtype
+    tolerance = 60 * jnp.finfo(dtype).eps * (1 + np.abs(curvature.dense()).max())
+    np.testing.assert_allclose(_flat(product), curvature.dense() @ flat, rtol=0, atol=tolerance)
+
+
+@every_dtype
+@every_curvature
+def test_quadratic_form_equals_the_dense_one_and_is_not_negative(name, dtype):
+    curvature = build(name, dtype)
+    for seed in range(3):
+        flat, v = _vector(curvature, dtype, seed)
+        form = curvature.quadratic(v)
+        assert form.dtype == dtype
+        assert form >= 0
+        np.testing.assert_allclose(form, flat @ curvature.dense() @ flat, rtol=1e3 * jnp.finfo(dtype).eps)
+
+
+@every_dtype
+@every_curvature
+def test_factor_squares_to_the_matrix(name, dtype):
+    curvature = build(name, dtype)
+    rows, matrix = curvature.factor(), curvature.dense()
+    assert rows.dtype == dtype
+    tolerance = 60 * jnp.finfo(dtype).eps * (1 + np.abs(matrix).max())
+    np.testing.assert_allclose(rows.T @ rows, matrix, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(matrix, matrix.T, rtol=0, atol=tolerance)
+
+
+@every_curvature
+@pytest.mark.parametrize("damping", [1e-3, 2.0])
+def test_solve_equals_the_dense_solve(damping, name):
+    curvature = build(name, jnp.float64)
+    flat, g = _vector(curvature, jnp.float64)
+    matrix = np.asarray(curvature.dense())
+    expected = np.linalg.solve(matrix + damping * np.eye(len(matrix)), flat)
+    solution = curvature.solve(g, damping)
+    assert jax.tree.structure(solution) == jax.tree.structure(g)
+    np.testing.assert_allclose(_flat(solution), expected, rtol=1e-9, atol=1e-9)
+    traced = jax.jit(lambda c, g, damping: c.solve(g, damping))(curvature, g, damping)
+    np.testing.assert_allclose(_flat(traced), expected, rtol=1e-9, atol=1e-9)
+
+
+@every_curvature
+def test_solve_in_float32_leaves_a_small_residual(name):
+    curvature = build(name, jnp.float32)
+    flat, g = _vector(curvature, jnp.float32)
+    solution = _flat(curvature.solve(g, 0.1))
+    assert solution.dtype == jnp.float32
+    residual = curvature.dense() @ solution + jnp.float32(0.1) * solution - flat
+    assert np.abs(residual).max() < 1e-4
+
+
+@every_curvature
+def test_damping_must_be_positive(name):
+    curvature = build(name, jnp.float64)
+    _, g = _vector(curvature, jnp.float64)
+    for damping in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=rf"damping: expected a finite number > 0; got {damping}"):
+            curvature.solve(g, damping)
+    # An array has no value while traced: a wrong one is seen in the result.
+    assert np.isnan(_flat(curvature.solve(g, jnp.asarray(-1.0)))).all()
+
+
+@every_curvature
+def test_operations_are_the_same_under_jit(name):
+    curvature = build(name, jnp.float64)
+    _, v = _vector(curvature, jnp.float64)
+
+    def everything(curvature, v):
+        return curvature.mv(v), curvature.quadratic(v), curvature.dense()
+
+    for a, b in zip(everything(curvature, v), jax.jit(everything)(curvature, v), strict=True):
+        np.testing.assert_allclose(_flat(a), _flat(b), rtol=1e-12, atol=1e-13)
+
+
+@every_curvature
+def test_curvature_is_a_pytree_that_keeps_its_structure(name):
+    curvature = build(name, jnp.float64)
+    leaves, structure = jax.tree.flatten(curvature)
+    again = jax.tree.unflatten(structure, leaves)
+    assert type(again) is type(curvature)
+    assert jax.tree.structure(again) == structure
+    assert all(isinstance(path[0], jax.tree_util.GetAttrKey) for path, _ in jax.tree_util.tree_leaves_with_path(again))
+
+
+@pytest.mark.parametrize("name", ["dense", "centered", "sequential", "largest first, lead"])
+@pytest.mark.parametrize("operation", ["mv", "quadratic", "solve"])
+def test_vectors_of_the_wrong_shape_are_named(operation, name):
+    curvature = build(name, jnp.float64)
+    argument, extra = ("g", (1.0,)) if operation == "solve" else ("v", ())
+    n = curvature.dense().shape[0]
+    with pytest.raises(ValueError, match=rf"{argument}: expected an array of shape \({n},\); got shape \(17,\)"):
+        getattr(curvature, operation)(jnp.ones(17), *extra)
+
+
+def test_curvatures_are_immutable():
+    with pytest.raises(AttributeError):
+        _chain().beta = jnp.zeros(6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_pullback_makes_no_array_larger_than_it_must(transposed):
+    """With many labels and few parameters, nothing is quadratic in the labels; and the other way round."""
+    n, d = (8, 20_000) if transposed else (20_000, 8)
+
+    def run(h, features, g):
+        curvature = qbound.log_partition_bound(h, order="max_first").pullback(features).curvature
+        dense = jnp.zeros(()) if transposed else curvature.dense()
+        return curvature.mv(g), curvature.factor(), curvature.solve(g, 0.1), dense
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((n,), (n, d), (d,))]
+    memory = jax.jit(run).lower(*shapes).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 20 * 4 * n * d

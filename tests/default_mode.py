@@ -1,0 +1,53 @@
+"""The library in JAX's default mode, float32 throughout, against the reference in NumPy. Run as a script."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import qbound
+from tests import reference
+
+assert not jax.config.jax_enable_x64
+
+
+@partial(jax.jit, static_argnames="order")
+def one_bound(h, v, order):
+    bound = qbound.log_partition_bound(h, order=order)
+    curvature = bound.curvature
+    return bound.value, bound.grad, curvature.dense(), curvature.mv(v), curvature.solve(v, 0.1)
+
+
+@jax.jit
+def batch_step(features, theta, g):
+    batch = jax.vmap(lambda f: qbound.log_partition_bound(f @ theta).pullback(f, theta))(features).mean()
+    return batch.value, batch.curvature.dense(), batch.curvature.solve(g, 0.1), batch(theta + 1)
+
+
+def main():
+    rng = np.random.default_rng(0)
+    for n in (3, 70, 300):
+        for order, permutation in reference.PERMUTATIONS.items():
+            h, v = (3 * rng.normal(size=n)).astype(np.float32), rng.normal(size=n).astype(np.float32)
+            value, grad, dense, product, solution = one_bound(h, v, order)
+            log_z, p, m = reference.logit_bound(h, permutation(h))
+            assert {a.dtype for a in (value, grad, dense, product, solution)} == {jnp.dtype(jnp.float32)}
+            np.testing.assert_allclose(value, log_z, rtol=1e-6)
+            np.testing.assert_allclose(grad, p, atol=1e-6)
+            np.testing.assert_allclose(dense, m, atol=2e-6)
+            np.testing.assert_allclose(product, m @ v, atol=1e-5)
+            np.testing.assert_allclose(solution, np.linalg.solve(m + 0.1 * np.eye(n), v), atol=2e-4)
+
+    features, theta = rng.normal(size=(20, 6, 4)), rng.normal(size=4)
+    value, dense, solution, upper = batch_step(features, theta, theta)
+    parts = [reference.algorithm_1(theta, f[reference.descending(f @ theta)]) for f in features]
+    log_z, mu, sigma = (np.mean([part[i] for part in parts], axis=0) for i in range(3))
+    np.testing.assert_allclose(value, log_z, rtol=1e-6)
+    np.testing.assert_allclose(dense, sigma, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(solution, np.linalg.solve(sigma + 0.1 * np.eye(4), theta), rtol=1e-4)
+    np.testing.assert_allclose(upper, log_z + mu.sum() + sigma.sum() / 2, rtol=1e-5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The paper in NumPy: slow, with its loops and its letters, and nothing from the package.
+
+[WC20] Wang and Choromanska, "SGB: Stochastic Gradient Bound Method for Optimizing Partition Functions".
+"""
+
+import math
+
+import numpy as np
+
+
+def log_sum_exp(logits):
+    largest = np.max(logits)
+    if largest == -np.inf:
+        return -np.inf
+    return largest + np.log(np.sum(np.exp(logits - largest)))
+
+
+def softmax(logits):
+    weights = np.exp(logits - np.max(logits))
+    return weights / np.sum(weights)
+
+
+def beta_of(rho):
+    """tanh(rho/2)/(2 rho), by its series near 0."""
+    if math.isinf(rho):
+        return 0.0
+    if abs(rho) < 1e-4:
+        return 0.25 - rho**2 / 48
+    return math.tanh(rho / 2) / (2 * rho)
+
+
+def algorithm_1(theta, features, log_prior=None):
+    """Algorithm 1 of [WC20] on logarithms: log z, mu, Sigma, labels as given."""
+    n, d = features.shape
+    log_prior = np.zeros(n) if log_prior is None else log_prior
+    log_z, mu, sigma = -np.inf, np.zeros(d), np.zeros((d, d))
+    for y in range(n):
+        log_alpha = theta @ features[y] + log_prior[y]
+        if log_alpha == -np.inf:
+            continue
+        l = features[y] - mu
+        rho = log_alpha - log_z
+        kappa = 1.0 if log_z == -np.inf else math.exp(log_alpha - np.logaddexp(log_z, log_alpha))
+        sigma = sigma + beta_of(rho) * np.outer(l, l)
+        mu = mu + kappa * l
+        log_z = np.logaddexp(log_z, log_alpha)
+    return log_z, mu, sigma
+
+
+# The paper's z -> 0+.
+START = 1e-200
+
+
+def algorithm_1_as_printed(theta, features):
+    """Algorithm 1 of [WC20] to the letter, exponentials and z -> 0+ included: z, mu, Sigma."""
+    n, d = features.shape
+    z, mu, sigma = START, np.zeros(d), START * np.eye(d)
+    for y in range(n):
+        alpha = np.exp(theta @ features[y])
+        l = features[y] - mu
+        log_ratio = np.log(alpha / z)
+        beta = 0.25 if log_ratio == 0 else np.tanh(log_ratio / 2) / (2 * log_ratio)
+        kappa = alpha / (z + alpha)
+        sigma = sigma + beta * np.outer(l, l)
+        mu = mu + kappa * l
+        z = z + alpha
+    return z, mu, sigma
+
+
+def logit_bound(logits, permutation=None):
+    """Algorithm 1 with the labels for features, taken in the order of `permutation`: log z, p, M in the given axes."""
+    n = len(logits)
+    permutation = np.arange(n) if permutation is None else np.asarray(permutation)
+    features = np.eye(n)[permutation]
+    # Labels enter through log_prior, so that -inf is allowed.
+    return algorithm_1(np.zeros(n), features, log_prior=np.asarray(logits, dtype=float)[permutation])
+
+
+def descending(logits):
+    return np.argsort(-np.asarray(logits, dtype=float), kind="stable")
+
+
+def max_first(logits):
+    lead = int(np.argmax(logits))
+    return np.array([lead, *(y for y in range(len(logits)) if y != lead)])
+
+
+PERMUTATIONS = {
+    "descending": descending,
+    "max_first": max_first,
+    "given": lambda logits: np.arange(len(logits)),
+}
+
+
+def hessian(logits):
+    p = softmax(logits)
+    return np.diag(p) - np.outer(p, p)
+
+
+def bohning(n):
+    return 0.5 * (np.eye(n) - np.ones((n, n)) / n)

@@ -1,0 +1,102 @@
+"""Errors of the paper that concern the bound, each shown by an example; docs/theory.md explains them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qbound
+from tests import reference
+
+# Two labels with features +1 and -1: log Z(theta) = log 2 cosh theta.
+FEATURES = np.array([[1.0], [-1.0]])
+
+
+def log_cosh_bound(sigma, theta):
+    """log z + sigma theta^2/2 for the bound at 0, less log Z(theta)."""
+    return np.log(2) + sigma * theta**2 / 2 - np.log(2 * np.cosh(theta))
+
+
+def test_example_has_the_tight_curvature_one():
+    sigma = float(qbound.partition_function_bound(np.zeros(1), FEATURES).curvature.dense()[0, 0])
+    assert sigma == pytest.approx(1.0)
+    assert log_cosh_bound(sigma, 1.0) >= 0
+
+
+def test_algorithm_3_must_use_the_partition_function_of_the_example():
+    """Line 5 of Algorithm 3 has alpha/z, and z moves only after the loop over labels: on a batch of one it stays 0+."""
+    sigma = upsilon = 0.0
+    z_j = reference.START
+    for f in FEATURES[:, 0]:
+        alpha = 1.0
+        sigma += reference.beta_of(np.log(alpha / reference.START)) * (f - upsilon) ** 2
+        upsilon += alpha / (z_j + alpha) * (f - upsilon)
+        z_j += alpha
+    assert sigma < 0.01
+    assert log_cosh_bound(sigma, 1.0) < -0.4
+
+
+def test_partition_functions_of_examples_multiply():
+    """Line 17 of Algorithm 3 adds them; the joint log-likelihood needs the sum of their logarithms."""
+    logits = np.array([[0.0, 1.0, 2.0], [1.0, -1.0, 0.5]])
+    batch = jax.vmap(lambda h: qbound.log_partition_bound(h).pullback(jnp.eye(3), jnp.zeros(3)))(logits)
+    log_z = [reference.log_sum_exp(h) for h in logits]
+    np.testing.assert_allclose(batch.sum().value, np.sum(log_z), rtol=1e-14)
+    np.testing.assert_allclose(batch.mean().value, np.mean(log_z), rtol=1e-14)
+    assert abs(np.log(np.sum(np.exp(log_z))) - np.sum(log_z)) > 0.1
+
+
+def test_lemma_must_use_the_sum_before_the_label():
+    """The lemma on mu_1 and mu_2 has alpha_i/z_i with z_i including alpha_i: that curvature is too small."""
+    sigma = reference.beta_of(np.log(1 / 2)) * 2.0**2
+    assert sigma < 1
+    assert log_cosh_bound(sigma, 0.1) < 0
+
+
+def test_curvature_has_no_positive_lower_limit():
+    """The paper's 1/mu_2 - lambda is no lower limit for |Sigma|, and the inverse reaches 1/lambda."""
+    n, l2 = 2, 1e-3
+    matrix = np.asarray(qbound.log_partition_bound(np.array([100.0, 0.0])).curvature.dense())
+    claimed = (1 + 1 / n) * reference.beta_of(np.log(1 / n))
+    assert claimed == pytest.approx(0.36, abs=0.01)
+    assert np.linalg.norm(matrix, 2) == pytest.approx(0.01, abs=1e-3)
+    assert np.linalg.eigvalsh(np.linalg.inv(matrix + l2 * np.eye(n)))[-1] == pytest.approx(1 / l2)
+
+
+def test_curvature_exceeds_the_upper_limit_of_the_paper():
+    """sqrt(n/2) is no upper limit for |M|; n/4 is."""
+    n = 1000
+    logits = jnp.zeros(n).at[0].set(9.0)
+    largest = np.linalg.eigvalsh(jax.jit(lambda h: qbound.log_partition_bound(h).curvature.dense())(logits))[-1]
+    assert largest > 2 * np.sqrt(n / 2)
+    assert largest <= n / 4
+
+
+def test_hessian_of_the_objective_is_below_half_the_squared_radius():
+    """lambda_2 = R^2/2 + l2 for inputs of length at most R: the Hessian of log-sum-exp is at most 1/2."""
+    for h in 3 * np.random.default_rng(0).normal(size=(20, 5)):
+        assert np.linalg.eigvalsh(reference.hessian(h))[-1] <= 0.5
+
+
+def test_regulariser_of_the_sum_is_the_number_of_examples_times_that_of_the_mean():
+    """J of Equation 2 is a sum over examples, L of the supplement a mean: the same step needs lambda and lambda/T."""
+    rng = np.random.default_rng(0)
+    features, theta, l2 = rng.normal(size=(7, 4, 3)), rng.normal(size=3), 0.3
+    batch = jax.vmap(lambda f: qbound.log_partition_bound(f @ theta).pullback(f, theta))(features)
+    total, mean = batch.sum(), batch.mean()
+    step_of_sum = total.curvature.solve(total.grad + l2 * theta, l2)
+    step_of_mean = mean.curvature.solve(mean.grad + l2 / 7 * theta, l2 / 7)
+    np.testing.assert_allclose(step_of_mean, step_of_sum, rtol=1e-10)
+
+
+def test_exponentials_overflow_and_logarithms_do_not():
+    theta, features = np.array([800.0]), np.array([[1.0], [0.5], [-1.0]])
+    with np.errstate(all="ignore"):
+        z, mu, sigma = reference.algorithm_1_as_printed(theta, features)
+    assert not np.isfinite(z)
+    assert not np.isfinite(mu).all()
+    assert not np.isfinite(sigma).all()
+    bound = qbound.partition_function_bound(theta, features)
+    np.testing.assert_allclose(bound.value, 800)
+    np.testing.assert_allclose(bound.grad, 1)
+    assert 0 < bound.curvature.dense()[0, 0] < 0.01

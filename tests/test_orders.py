@@ -1,0 +1,40 @@
+"""Each way of holding an order answers like the plain one: a permutation."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qbound.orders import LeadOrder, PairwiseOrder, SortedOrder, descending_order, lead_order
+from tests import reference
+
+
+def _descending(logits):
+    return descending_order(jnp.asarray(logits)), reference.descending(logits)
+
+
+def _max_first(logits):
+    return lead_order(jnp.argmax(logits), len(logits)), reference.max_first(logits)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 64, 65, 200])
+@pytest.mark.parametrize("make", [_descending, _max_first])
+@pytest.mark.parametrize("ties", [False, True])
+def test_order_answers_like_a_permutation(ties, make, n):
+    rng = np.random.default_rng(n)
+    logits = rng.choice([-np.inf, 0.0, 1.0], size=n) if ties else rng.normal(size=n)
+    order, permutation = make(logits)
+    position = np.argsort(permutation)
+    x = rng.normal(size=n)
+    sums = np.cumsum(x[permutation])
+    np.testing.assert_array_equal(order.permutation(), permutation)
+    np.testing.assert_array_equal(order.positions(), position)
+    np.testing.assert_array_equal(order.is_first(), position == 0)
+    assert order.first(jnp.asarray(x)) == x[permutation[0]]
+    np.testing.assert_allclose(order.earlier(jnp.asarray(x)), (sums - x[permutation])[position], atol=1e-13)
+    np.testing.assert_allclose(order.later(jnp.asarray(x)), (sums[-1] - sums)[position], atol=1e-13)
+
+
+def test_few_labels_are_compared_and_many_are_sorted():
+    assert isinstance(_descending(np.zeros(64))[0], PairwiseOrder)
+    assert isinstance(_descending(np.zeros(65))[0], SortedOrder)
+    assert isinstance(_max_first(np.zeros(65))[0], LeadOrder)

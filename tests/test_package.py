@@ -1,0 +1,108 @@
+"""The package as a whole: what it imports, what it promises, what it documents."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import qbound
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
+
+# A module may import those on lines above its own.
+LAYERS = [
+    {"qbound.types", "qbound.records"},
+    {"qbound.checks", "qbound.prefix", "qbound.solve"},
+    {"qbound.orders", "qbound.linear_map"},
+    {"qbound.curvature"},
+    {"qbound.quadratic"},
+    {"qbound.bounds"},
+    {"qbound"},
+]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            # `from qbound import checks` imports a module; `from qbound.types import Order` a name.
+            yield from (f"qbound.{a.name}" for a in node.names) if node.module == "qbound" else [node.module]
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def layer(name):
+    matches = [
+        i for i, modules in enumerate(LAYERS) if name in modules or name.rpartition(".")[0] in modules - {"qbound"}
+    ]
+    assert len(matches) == 1, f"{name} belongs to no layer"
+    return matches[0]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_point_one_way(path):
+    own = module_name(path)
+    for name in imports(path):
+        if name.startswith("qbound"):
+            inside_one_subpackage = layer(name) == layer(own) and own.split(".")[1:2] == name.split(".")[1:2]
+            assert layer(name) < layer(own) or inside_one_subpackage, f"{own} imports {name}"
+
+
+def test_package_imports_only_what_it_declares():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {requirement.partition(">")[0] for requirement in project["dependencies"]}
+    assert declared == {"jax", "jaxlib", "optax", "chex", "jaxtyping"}
+    imported = {name.partition(".")[0] for path in SOURCES for name in imports(path)}
+    # jax itself needs numpy.
+    assert imported - set(sys.stdlib_module_names) <= declared | {"qbound", "numpy"}
+
+
+def test_package_uses_nothing_private_of_jax():
+    for path in SOURCES:
+        assert "jax._src" not in path.read_text(encoding="utf-8")
+
+
+def test_importing_starts_no_backend():
+    """With a platform that does not exist, anything that starts a backend fails."""
+    environment = {**os.environ, "JAX_PLATFORMS": "none_such"}
+    subprocess.run([sys.executable, "-c", "import qbound"], env=environment, check=True)
+    starts = subprocess.run(
+        [sys.executable, "-c", "import jax.numpy as jnp; jnp.zeros(1)"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert starts.returncode != 0
+
+
+@pytest.mark.parametrize("name", qbound.__all__)
+def test_every_public_name_is_documented(name):
+    documented = getattr(qbound, name)
+    assert documented.__doc__
+    if inspect.isfunction(documented):
+        assert "Example:" in documented.__doc__, f"{name} has no example"
+    assert f"`{name}" in (ROOT / "README.md").read_text(encoding="utf-8"), f"README does not mention {name}"
+
+
+def test_modules_are_small_enough_to_hold_in_mind():
+    for path in SOURCES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+def test_default_mode_without_float64():
+    """Most users never enable float64; some compiler bugs showed only without it. In a process of its own."""
+    script = Path(__file__).with_name("default_mode.py")
+    environment = {**os.environ, "JAX_ENABLE_X64": "0", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
