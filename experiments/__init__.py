@@ -1,0 +1,1 @@
+"""Experiments with the library: run as modules from the root of the project."""
