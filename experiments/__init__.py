@@ -1,1 +1,6 @@
 """Experiments with the library: run as modules from the root of the project."""
+
+import os
+
+# Before NumPy or JAX start: more OpenBLAS threads than free cores make eigendecompositions up to 50 times slower.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -3,7 +3,7 @@
     python -m experiments.demo
 
 Logits h + t u, with u a random direction of length 1: left, the functions of t; right, how far each lies above the
-log-partition function. The gaps are printed as a table.
+log-partition function. The gaps are printed as a table, with the traces of the curvatures.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ class Curve:
 CURVES = {
     "bound, descending": Curve(lambda h: qbound.log_partition_bound(h, order="descending"), "#0072B2", "-"),
     "bound, max first": Curve(lambda h: qbound.log_partition_bound(h, order="max_first"), "#009E73", "--"),
-    "bound, as given": Curve(lambda h: qbound.log_partition_bound(h, order="given"), "#56B4E9", "-."),
-    "Böhning": Curve(qbound.bohning_bound, "#D55E00", ":"),
-    "second-order expansion": Curve(qbound.second_order_expansion, "#CC79A7", (0, (1, 1))),
+    "bound, as given": Curve(lambda h: qbound.log_partition_bound(h, order="given"), "#E69F00", "-."),
+    "Böhning": Curve(qbound.bohning_bound, "#D55E00", (0, (4, 1, 1, 1, 1, 1))),
+    "second-order expansion": Curve(qbound.second_order_expansion, "#CC79A7", ":"),
 }
 
 
@@ -72,8 +72,8 @@ def traces(config: DemoConfig) -> dict[str, float]:
 
 def _line(config):
     key_logits, key_direction = jax.random.split(jax.random.key(config.seed))
-    logits = config.logit_std * jax.random.normal(key_logits, (config.labels,))
-    direction = jax.random.normal(key_direction, (config.labels,))
+    logits = config.logit_std * jax.random.normal(key_logits, (config.labels,), jnp.float32)
+    direction = jax.random.normal(key_direction, (config.labels,), jnp.float32)
     return logits, direction / jnp.linalg.norm(direction)
 
 
@@ -82,7 +82,7 @@ def gap_table(config: DemoConfig) -> str:
     t = config.reach * np.array([-1, -0.5, -0.25, 0, 0.25, 0.5, 1])
     _, above = gaps(config, t)
     width = max(map(len, CURVES))
-    header = f"{'gap at t =':<{width}}" + "".join(f"{x:>10.3g}" for x in t) + f"{'trace':>10}"
+    header = f"{'t':<{width}}" + "".join(f"{x:>10.3g}" for x in t) + f"{'trace':>10}"
     rows = [
         f"{name:<{width}}" + "".join(f"{x:>10.4f}" for x in [*above[name], trace])
         for name, trace in traces(config).items()
@@ -106,8 +106,7 @@ def draw(config: DemoConfig) -> Path:
         left.plot(t, exact + above[name], color=curve.color, linestyle=curve.style, label=name)
         right.plot(t, above[name], color=curve.color, linestyle=curve.style, label=name)
     left.set(xlabel="t", ylabel="value", title=f"{config.labels} labels, logits h + t u")
-    right.set(xlabel="t", ylabel="above the log-partition function", title="Gap")
-    right.set_yscale("symlog", linthresh=0.1)
+    right.set(xlabel="t", ylabel="value less log-partition function", title="Gap: a bound is never below zero")
     left.legend(frameon=False)
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +120,12 @@ def main() -> None:
     from configs.demo import config
 
     settings = config()
+    print(
+        f"Quadratics along logits h + t u, |u| = 1, {settings.labels} labels: value less log-partition function at t,"
+    )
+    print("and the trace of the curvature, which adds up all directions.\n")
     print(gap_table(settings))
-    print("A bound is never below zero. The second-order expansion is no bound.")
+    print("\nA bound is never below zero. The second-order expansion is no bound.")
     print(f"Drawn to {draw(settings)}")
 
 

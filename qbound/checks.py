@@ -1,18 +1,20 @@
 """What callers can get wrong and a trace can see: names, shapes and types.
 
-Every message names the argument, what was expected and what was given. Values are not looked at: a traced array
-has none.
+Every message names the argument, what was expected and what was given. Values of arrays are not looked at, since a
+traced array has none; a number out of range becomes NaN.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qbound.types import Scalar
 
-__all__ = ["choice", "float_array", "matching", "nonnegative", "positive"]
+__all__ = ["choice", "float_array", "matching", "matching_tree", "nonnegative", "positive", "unbatched"]
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> None:
@@ -21,10 +23,13 @@ def choice(name: str, value: object, options: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}; got {value!r}")
 
 
-def float_array(name: str, array: object, axes: Sequence[str]) -> Float[Array, "..."]:
+def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "..."]:
     """`array` as a float array with one axis of at least one entry for each name in `axes`."""
-    array = jnp.asarray(array)
     expected = f"an array of shape ({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+    try:
+        array = jnp.asarray(array)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected {expected}; got {array!r}") from None
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected {expected} of a float dtype; got dtype {array.dtype}")
     if array.ndim != len(axes):
@@ -36,23 +41,52 @@ def float_array(name: str, array: object, axes: Sequence[str]) -> Float[Array, "
     return array
 
 
-def matching(name: str, array: object, like: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`array` in the dtype of `like`, which must have the same shape."""
+def matching(name: str, array: Any, like: Any) -> Array:
+    """`array` in the dtype of `like`, an array or a `jax.ShapeDtypeStruct`, which must have the same shape."""
     array = jnp.asarray(array)
     if array.shape != like.shape:
         raise ValueError(f"{name}: expected an array of shape {like.shape}; got shape {array.shape}")
     return array.astype(like.dtype)
 
 
+def matching_tree(name: str, tree: Any, like: Any) -> Any:
+    """`tree` in the dtypes of `like`, which must have the same structure and shapes."""
+    structure, expected = jax.tree.structure(tree), jax.tree.structure(like)
+    if structure != expected:
+        raise ValueError(f"{name}: expected a tree of structure {expected}; got {structure}")
+    return jax.tree.map(lambda leaf, like: matching(name, leaf, like), tree, like)
+
+
+def unbatched(name: str, array: Any, ndim: int) -> Any:
+    """`array`, a part of what is called `name`, unless it has more axes than in one such thing."""
+    if len(array.shape) != ndim:
+        raise ValueError(
+            f"{name}: expected one {name}; got a batch of shape {array.shape[: len(array.shape) - ndim]}. "
+            f"Use jax.vmap, for example jax.vmap(lambda {name}, x: {name}(x))({name}s, xs)"
+        )
+    return array
+
+
 def positive(name: str, number: Scalar) -> Scalar:
     """`number`, which must be above zero: an error for a Python number, NaN for an array that is not."""
-    if isinstance(number, (int, float)) and not 0 < number < math.inf:
+    if _is_number(name, number) and not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a finite number > 0; got {number!r}")
     return number if isinstance(number, (int, float)) else jnp.where(number > 0, number, jnp.nan)
 
 
 def nonnegative(name: str, number: Scalar) -> Scalar:
     """`number`, which must not be below zero: an error for a Python number, NaN for an array that is."""
-    if isinstance(number, (int, float)) and not 0 <= number < math.inf:
+    if _is_number(name, number) and not 0 <= number < math.inf:
         raise ValueError(f"{name}: expected a finite number >= 0; got {number!r}")
     return number if isinstance(number, (int, float)) else jnp.where(number >= 0, number, jnp.nan)
+
+
+def _is_number(name, number):
+    """Whether `number` is one of Python's; an array must have no axes, and anything else is an error."""
+    if isinstance(number, (int, float)):
+        return True
+    if not hasattr(number, "shape"):
+        raise TypeError(f"{name}: expected a number; got {number!r}")
+    if number.shape != ():
+        raise ValueError(f"{name}: expected a number; got an array of shape {number.shape}")
+    return False

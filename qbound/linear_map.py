@@ -19,15 +19,13 @@ __all__ = ["Features", "FunctionPair", "LinearMap", "as_linear_map"]
 class LinearMap(abc.ABC):
     """A linear map F from a tree of parameters, d numbers in all, to n logits."""
 
-    @property
     @abc.abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """(n, d)."""
+    def labels(self) -> int:
+        """The number n of logits."""
 
-    @property
     @abc.abstractmethod
-    def dtype(self) -> Any:
-        """Of parameters laid out as one vector."""
+    def domain(self) -> Any:
+        """The structure, shapes and dtypes of the parameters, as a tree of `jax.ShapeDtypeStruct`."""
 
     @abc.abstractmethod
     def forward(self, v: Parameters) -> Float[Array, " n"]:
@@ -41,9 +39,13 @@ class LinearMap(abc.ABC):
     def transpose_rows(self, rows: Float[Array, "r n"]) -> Float[Array, "r d"]:
         """F'u for every row u, each laid out as one vector."""
 
-    @abc.abstractmethod
-    def unravel(self, flat: Float[Array, " d"]) -> Parameters:
-        """The tree of parameters that is laid out as `flat`."""
+    def size(self) -> int:
+        """The number d of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.domain()))
+
+    def zeros(self) -> Parameters:
+        """The parameters that are all zero."""
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.domain())
 
 
 @final
@@ -53,26 +55,21 @@ class Features(LinearMap):
 
     matrix: Float[Array, "n d"]
 
-    @property
-    def shape(self):
-        n, d = self.matrix.shape
-        return n, d
+    def labels(self):
+        return checks.unbatched("curvature", self.matrix, 2).shape[0]
 
-    @property
-    def dtype(self):
-        return self.matrix.dtype
+    def domain(self):
+        matrix = checks.unbatched("curvature", self.matrix, 2)
+        return jax.ShapeDtypeStruct(matrix.shape[1:], matrix.dtype)
 
     def forward(self, v):
-        return self.matrix @ checks.matching("v", v, self.matrix[0])
+        return self.matrix @ v
 
     def transpose(self, u):
         return self.matrix.T @ u
 
     def transpose_rows(self, rows):
         return rows @ self.matrix
-
-    def unravel(self, flat):
-        return flat
 
 
 @final
@@ -82,42 +79,40 @@ class FunctionPair(LinearMap):
 
     apply: Any
     apply_transpose: Any
-    labels: int = static()
-    domain: tuple = static()  # the structure and the leaves' shapes and dtypes of the parameters
+    image: jax.ShapeDtypeStruct = static()  # the logits, in the dtype that `apply_transpose` takes
+    parameters: tuple = static()  # their structure, and the shape and dtype of each leaf
 
-    @property
-    def shape(self):
-        _, leaves = self.domain
-        return self.labels, sum(leaf.size for leaf in leaves)
+    def labels(self):
+        return self.image.size
 
-    @property
-    def dtype(self):
-        _, leaves = self.domain
-        return jnp.result_type(*(leaf.dtype for leaf in leaves))
+    def domain(self):
+        structure, leaves = self.parameters
+        return structure.unflatten(leaves)
 
     def forward(self, v):
         return self.apply(v)
 
     def transpose(self, u):
-        return self.apply_transpose(u)
+        return self.apply_transpose(u.astype(self.image.dtype))
 
     def transpose_rows(self, rows):
-        return jax.vmap(lambda u: ravel_pytree(self.apply_transpose(u))[0])(rows)
-
-    def unravel(self, flat):
-        structure, leaves = self.domain
-        example = structure.unflatten([jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves])
-        return ravel_pytree(example)[1](flat)
+        return jax.vmap(lambda u: ravel_pytree(self.transpose(u))[0])(rows)
 
 
-def as_linear_map(features: object, logits: Float[Array, " n"]) -> LinearMap:
-    """`features` as a map to as many logits as `logits` has, in its dtype or a wider one."""
-    if isinstance(features, tuple) and any(callable(f) for f in features):
+def as_linear_map(features: Any, logits: Float[Array, " n"], point: Any = None) -> LinearMap:
+    """`features` as a map to as many logits as `logits` has, in its dtype or a wider one.
+
+    A matrix, a pair of functions (forward, transpose), or one function, which is linearised at `point`.
+    """
+    if callable(features):
+        if point is None:
+            raise ValueError("point: expected the parameters at which to linearise the function `features`; got None")
+        return _linearised(features, logits, point)
+    if isinstance(features, (tuple, list)) and any(callable(f) for f in features):
         if len(features) != 2 or not all(callable(f) for f in features):
-            raise ValueError(
-                f"features: expected a matrix or a pair (forward, transpose) of functions; got {features!r}"
-            )
-        return _function_pair(*features, logits)
+            raise ValueError(f"features: expected a pair (forward, transpose) of functions; got {features!r}")
+        forward, transpose = features
+        return _function_pair(forward, transpose, jax.ShapeDtypeStruct(logits.shape, logits.dtype))
     matrix = checks.float_array("features", features, ["n", "d"])
     if matrix.shape[0] != logits.size:
         raise ValueError(
@@ -127,7 +122,22 @@ def as_linear_map(features: object, logits: Float[Array, " n"]) -> LinearMap:
     return Features(matrix.astype(working_dtype(matrix, logits)))
 
 
-def _function_pair(forward: Callable, transpose: Callable, logits) -> FunctionPair:
+def _linearised(function: Callable, logits, point) -> FunctionPair:
+    """The Jacobian of `function` at `point`. What the function closes over becomes part of the result."""
+    point = jax.tree.map(jnp.asarray, point)
+    value, forward = jax.linearize(function, point)
+    _check_image("the function", value, logits)
+    _, pull = jax.vjp(function, point)
+    transpose = jax.tree_util.Partial(_first_of_call, pull)
+    return _function_pair(forward, transpose, jax.ShapeDtypeStruct(value.shape, value.dtype))
+
+
+def _first_of_call(function, u):
+    """Functions made by `jax.vjp` return a tuple, here of one."""
+    return function(u)[0]
+
+
+def _function_pair(forward: Callable, transpose: Callable, logits: jax.ShapeDtypeStruct) -> FunctionPair:
     try:
         parameters = jax.eval_shape(transpose, logits)
     except (TypeError, ValueError) as error:
@@ -135,16 +145,24 @@ def _function_pair(forward: Callable, transpose: Callable, logits) -> FunctionPa
     try:
         image = jax.eval_shape(forward, parameters)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"features: forward does not take what transpose returns, {parameters}: {error}") from error
-    if getattr(image, "shape", None) != logits.shape:
-        raise ValueError(f"features: expected forward to return logits of shape {logits.shape}; got {image}")
+        hint = " (jax.vjp returns a tuple: take its entry [0])" if isinstance(parameters, tuple) else ""
+        raise ValueError(
+            f"features: forward does not take what transpose returns, {parameters}{hint}: {error}"
+        ) from error
+    _check_image("forward", image, logits)
     leaves, structure = jax.tree.flatten(parameters)
     return FunctionPair(
         apply=_as_pytree(forward),
         apply_transpose=_as_pytree(transpose),
-        labels=logits.size,
-        domain=(structure, tuple(leaves)),
+        image=logits,
+        parameters=(structure, tuple(leaves)),
     )
+
+
+def _check_image(name, image, logits):
+    if getattr(image, "shape", None) != logits.shape:
+        got = jax.tree.map(jnp.shape, image)
+        raise ValueError(f"features: expected {name} to return logits of shape {logits.shape}; got shape {got}")
 
 
 def _as_pytree(function: Callable) -> Callable:

@@ -1,6 +1,5 @@
 """`QuadraticBound`: a quadratic tangent to a log-partition function, and what can be done with it."""
 
-from collections.abc import Callable
 from typing import Any, final
 
 import jax
@@ -46,15 +45,19 @@ class QuadraticBound:
     majorizes: Majorizes = static(default="no")
 
     def __call__(self, x: Parameters) -> Float[Array, ""]:
-        """The quadratic at `x`. A label whose logit at the point is -inf stays removed, whatever `x` says of it."""
+        """The quadratic at `x`, which has to be finite, except at labels whose logit at the point is -inf.
+
+        Those stay removed, whatever `x` says of them. For a batch of bounds, use `jax.vmap`.
+        """
+        checks.unbatched("bound", self.value, 0)
         if self.origin is not None:
             bound, linear_map = self.origin
             return bound(linear_map.forward(x))
-        delta = jax.tree.map(_displacement, _matching_tree("x", x, self.point), self.point)
+        delta = jax.tree.map(_displacement, checks.matching_tree("x", x, self.point), self.point)
         return self.value + _dot(self.grad, delta) + self.curvature.quadratic(delta) / 2
 
     def pullback(
-        self, features: ArrayLike | tuple[Callable, Callable], point: Parameters | None = None, *, affine: bool = True
+        self, features: Any, point: Parameters | None = None, *, affine: bool | None = None
     ) -> "QuadraticBound":
         r"""The same quadratic as a function of parameters whose logits are `features @ parameters`.
 
@@ -63,22 +66,41 @@ class QuadraticBound:
         This is Theorem 1 of [WC20] when the features are f_x(y), one row for each label.
 
         Args:
-          features: an array (n, d), or a pair of functions (forward, transpose) between trees of parameters and
-            logits. Hand over arrays the functions need in a `jax.tree_util.Partial`, not in a closure, if the bound is
-            to leave a `jit` or `vmap`; what `jax.linearize` returns is one already.
-          point: the parameters that have this bound's point as their logits, up to an offset that does not depend on
-            the parameters. Without it, `point` is None, evaluation goes through the logits, and the result cannot be
-            added to others.
-          affine: whether the logits are an affine function of the parameters. With False, as for the Jacobian of a
-            network, the quadratic is a model of the linearised function and `majorizes` becomes "no".
+          features: how parameters become logits, one of
+
+            - an array (n, d);
+            - a function from parameters to logits, which is linearised at `point`;
+            - a pair of functions (forward, transpose) that are linear. If the bound is to leave a `jit` or `vmap`, hand
+              over arrays the functions need in a `jax.tree_util.Partial`, not in a closure.
+          point: the parameters that have this bound's point for logits, up to an offset that does not depend on them.
+            Without it, `point` is None, the quadratic is evaluated at the logits `features @ x`, without any offset,
+            and it cannot be added to others.
+          affine: whether the logits are an affine function of the parameters. By default they are taken to be for an
+            array and a pair, and not for a function. If they are not, the quadratic is a model of the linearised
+            function: `majorizes` becomes "no".
 
         Returns:
           A bound with the same value, its gradient and curvature in parameter space.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> import qbound
+          >>> weights = jnp.zeros((3, 2))  # logistic regression: logits W x
+          >>> def one_example(x):
+          ...     bound = qbound.log_partition_bound(weights @ x)
+          ...     return bound.pullback(lambda w: w @ x, weights, affine=True)
+          >>> bound = jax.vmap(one_example)(jnp.array([[1.0, 2.0], [-1.0, 0.5]])).mean()
+          >>> bound.grad.shape, bound.curvature.dense().shape, bound.majorizes
+          ((3, 2), (6, 6), 'globally')
         """
-        linear_map = as_linear_map(features, self._one_vector())
+        affine = not callable(features) if affine is None else affine
+        if point is None and not affine:
+            raise ValueError("point: expected the parameters where the logits were linearised; got None")
+        linear_map = as_linear_map(features, self._one_vector(), point)
         grad = linear_map.transpose(self.grad)
         if point is not None:
-            point = _matching_tree("point", point, grad)
+            point = checks.matching_tree("point", point, grad)
         return QuadraticBound(
             value=self.value,
             grad=grad,
@@ -90,15 +112,15 @@ class QuadraticBound:
         )
 
     def __add__(self, other: "QuadraticBound") -> "QuadraticBound":
-        """The sum of two bounds with equal points; where the points differ, its value is NaN."""
+        """The sum of two bounds with equal points; NaN throughout if the points differ."""
         if not isinstance(other, QuadraticBound):
             return NotImplemented
-        point = _matching_tree("point of the second bound", self._point_to_add(), other._point_to_add())
-        same = _all_equal(point, other.point)
+        point = checks.matching_tree("point of the second bound", self._point_to_add(), other._point_to_add())
+        one = _one_if_equal(point, other.point).astype(self.value.dtype)
         return QuadraticBound(
-            value=jnp.where(same, self.value + other.value, jnp.nan),
-            grad=jax.tree.map(jnp.add, self.grad, other.grad),
-            curvature=Sum((self.curvature, other.curvature)),
+            value=self.value + one * other.value,
+            grad=jax.tree.map(lambda a, b: a + one * b, self.grad, other.grad),
+            curvature=Sum((self.curvature, Scaled(other.curvature, one))),
             point=point,
             **_weakest(self, other),
         )
@@ -127,7 +149,7 @@ class QuadraticBound:
         return self * (1 / checks.positive("divisor", divisor))
 
     def sum(self) -> "QuadraticBound":
-        """The sum of a batch of bounds with equal points, given as one bound with a leading axis, as `vmap` returns."""
+        """The sum of a batch of bounds, as `vmap` returns it; NaN throughout if their points differ."""
         return self._combine(jnp.ones_like(self._batch_of_values()))
 
     def mean(self, weights: ArrayLike | None = None) -> "QuadraticBound":
@@ -140,9 +162,11 @@ class QuadraticBound:
     def _combine(self, weights: Array) -> "QuadraticBound":
         self._point_to_add()
         point = jax.tree.map(lambda leaf: leaf[0], self.point)
-        same = _all_equal(self.point, jax.tree.map(lambda leaf: leaf[:1], self.point))
+        weights = weights * _one_if_equal(self.point, jax.tree.map(lambda leaf: leaf[:1], self.point)).astype(
+            weights.dtype
+        )
         return QuadraticBound(
-            value=jnp.where(same, weights @ self.value, jnp.nan),
+            value=weights @ self.value,
             grad=jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), self.grad),
             curvature=Batch(self.curvature, weights),
             point=point,
@@ -181,16 +205,10 @@ def _dot(a, b):
     return jax.tree.reduce(jnp.add, products)
 
 
-def _matching_tree(name, tree, like):
-    structure, expected = jax.tree.structure(tree), jax.tree.structure(like)
-    if structure != expected:
-        raise ValueError(f"{name}: expected a tree of structure {expected}; got {structure}")
-    return jax.tree.map(lambda leaf, like: checks.matching(name, leaf, like), tree, like)
-
-
-def _all_equal(a: Parameters, b: Parameters) -> Array:
+def _one_if_equal(a: Parameters, b: Parameters) -> Array:
+    """1, or NaN if the points differ: what belongs to different points must not add up to something plausible."""
     equal = jax.tree.map(lambda a, b: jnp.all(a == b), a, b)
-    return jax.tree.reduce(jnp.logical_and, equal)
+    return jnp.where(jax.tree.reduce(jnp.logical_and, equal), 1.0, jnp.nan)
 
 
 def _weakest(a: QuadraticBound, b: QuadraticBound) -> dict[str, Any]:

@@ -98,6 +98,42 @@ def test_pullback_of_a_jacobian_is_a_local_model_and_not_called_a_bound():
     np.testing.assert_allclose(pulled.curvature.dense(), sigma, rtol=1e-10, atol=1e-12)
 
 
+def test_pullback_of_a_function_is_its_jacobian():
+    """What the function closes over goes with the bound, out of `jit` and `vmap`."""
+    inputs, weights = RNG.normal(size=(6, 3)), RNG.normal(size=(4, 3))
+
+    @jax.jit
+    @jax.vmap
+    def by_function(x):
+        return qbound.log_partition_bound(weights @ x + 1).pullback(lambda w: w @ x + 1, weights, affine=True)
+
+    @jax.vmap
+    def by_matrix(x):
+        features = jnp.kron(jnp.eye(4), x[None, :])
+        return qbound.log_partition_bound(weights @ x + 1).pullback(features, weights.reshape(-1))
+
+    function, matrix = by_function(inputs).mean(), by_matrix(inputs).mean()
+    assert function.majorizes == "globally"
+    np.testing.assert_allclose(function.curvature.dense(), matrix.curvature.dense(), rtol=1e-11, atol=1e-13)
+    other = RNG.normal(size=(4, 3))
+    np.testing.assert_allclose(function(other), matrix(other.reshape(-1)), rtol=1e-12)
+
+
+def test_pullback_of_a_function_is_not_called_a_bound_unless_declared_affine():
+    bound = qbound.log_partition_bound(jnp.tanh(FEATURES[0] @ THETA))
+    pulled = bound.pullback(lambda theta: jnp.tanh(FEATURES[0] @ theta), THETA)
+    assert pulled.majorizes == "no"
+    np.testing.assert_allclose(pulled.grad, jax.grad(lambda t: jax.nn.logsumexp(jnp.tanh(FEATURES[0] @ t)))(THETA))
+
+
+def test_pullback_of_a_half_precision_function_has_a_float32_curvature_of_logits():
+    weights, x = jnp.ones((3, 2), jnp.bfloat16), jnp.ones(2, jnp.bfloat16)
+    pulled = qbound.log_partition_bound(weights @ x).pullback(lambda w: w @ x, weights)
+    assert pulled.value.dtype == pulled.curvature.logits.beta.dtype == jnp.float32
+    assert pulled.grad.dtype == pulled.curvature.mv(weights).dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(pulled.grad, np.float32), 1 / 3, rtol=1e-2)
+
+
 def test_function_pair_equals_its_matrix_under_vmap():
     """Multinomial logistic regression: h = W x, Sigma = M (x) xx'."""
     inputs, weights = RNG.normal(size=(6, 3)), RNG.normal(size=(4, 3))
@@ -226,11 +262,13 @@ def test_sum_majorizes_where_its_weakest_term_does():
 
 def test_bounds_at_different_points_do_not_add_up():
     first, second = one_bound(FEATURES[0]), one_bound(FEATURES[1], THETA + 1)
-    assert np.isnan((first + second).value)
-    assert np.isnan((first + second)(X))
     mixed = jax.vmap(one_bound)(FEATURES[:2], np.stack([THETA, THETA + 1]))
-    assert np.isnan(mixed.mean().value)
-    assert np.isnan(mixed.sum().value)
+    for total in (first + second, mixed.mean(), mixed.sum()):
+        assert np.isnan(total.value)
+        assert np.isnan(total(X))
+        assert np.isnan(total.grad).all()
+        assert np.isnan(total.curvature.mv(X)).all()
+        assert np.isnan(total.curvature.solve(X, 0.1)).all()
 
 
 def test_points_with_removed_labels_are_equal():
@@ -279,6 +317,11 @@ LOGIT_BOUND = qbound.log_partition_bound(FEATURES[0] @ THETA)
         ((lambda v: v[:2], lambda u: u), None, ValueError, ["features", "forward", "(5,)", "(2,)"]),
         ((lambda v: v, lambda u: u @ jnp.ones((4, 3))), None, ValueError, ["features", "transpose", "(5,)"]),
         ((lambda v: v["a"], lambda u: u), None, ValueError, ["features", "forward", "transpose returns"]),
+        ((lambda v: v @ jnp.ones((5, 5)), lambda u: (u,)), None, ValueError, ["features", "jax.vjp", "[0]"]),
+        (lambda v: v, None, ValueError, ["point", "linearise", "None"]),
+        (lambda v: v[:2], np.zeros(5), ValueError, ["features", "function", "(5,)", "(2,)"]),
+        ({"jacobian": FEATURES[0]}, None, TypeError, ["features", "(n, d)", "jacobian"]),
+        (None, None, TypeError, ["features", "(n, d)", "None"]),
     ],
 )
 @pytest.mark.usefixtures("without_type_checks")
@@ -306,6 +349,21 @@ def test_bounds_of_different_spaces_cannot_be_added():
         qbound.bohning_bound(jnp.zeros(3)) + 1.0
 
 
+def test_local_model_needs_its_point():
+    with pytest.raises(ValueError, match="point: expected the parameters where the logits were linearised; got None"):
+        LOGIT_BOUND.pullback(FEATURES[0], affine=False)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_numbers_must_be_numbers():
+    with pytest.raises(ValueError, match=r"scale: expected a number; got an array of shape \(5,\)"):
+        LOGIT_BOUND * jnp.ones(5)
+    with pytest.raises(ValueError, match=r"radius: expected a number; got an array of shape \(3,\)"):
+        qbound.local_bound(jnp.zeros(3), jnp.ones(3))
+    with pytest.raises(TypeError, match="scale: expected a number; got 'two'"):
+        LOGIT_BOUND * "two"
+
+
 def test_scale_must_not_be_negative():
     for scale in (-1, -0.5, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"scale: expected a finite number >= 0; got {scale}"):
@@ -323,6 +381,21 @@ def test_batches_are_told_from_single_bounds():
     batch = jax.vmap(qbound.log_partition_bound)(jnp.zeros((4, 5)))
     with pytest.raises(ValueError, match=r"one vector of logits.*\(4, 5\).*vmap"):
         batch.pullback(FEATURES)
+
+
+@pytest.mark.parametrize("make", [qbound.log_partition_bound, qbound.bohning_bound])
+def test_batch_of_bounds_is_not_evaluated_as_one(make):
+    logits = jnp.zeros((4, 4))
+    with pytest.raises(ValueError, match=r"bound: expected one bound; got a batch of shape \(4,\).*jax\.vmap"):
+        jax.vmap(make)(logits)(logits)
+
+
+def test_repr_shows_shapes_and_not_numbers():
+    text = repr(LOGIT_BOUND.pullback(np.ones((5, 1000)), np.ones(1000)))
+    assert "Features(matrix=float64[5,1000])" in text
+    assert "majorizes='globally'" in text
+    assert len(text) < 1000
+    assert "float64[3,5]" in repr(jax.vmap(qbound.log_partition_bound)(jnp.zeros((3, 5))))
 
 
 def test_evaluation_at_the_wrong_shape_is_named():

@@ -35,7 +35,7 @@ def bohning_bound(logits: ArrayLike, *, log_prior: ArrayLike | None = None) -> Q
        [-0.25  0.25]]
     """
     h = prepare(logits, log_prior)
-    # 0 * relative passes a NaN on, which the fixed weights would otherwise hide.
+    # 0 * grad passes a NaN on, which the fixed weights would otherwise hide.
     weights = jnp.where(h.removed, 0, 0.5 + 0 * h.grad)
     return _quadratic(h, weights, "globally")
 

@@ -33,7 +33,8 @@ def log_partition_bound(
       order: in which order the labels enter. It changes M, never the value or the gradient. "descending" logits give
         the smallest trace and need a sort; "max_first" takes the largest logit first and the rest as given, nearly as
         tight, with products by prefix sums; "given" is the paper's, with products by `lax.scan`.
-      log_prior: log h(y) of [JC12], shape (n,); -inf removes a label.
+      log_prior: log h(y) of [JC12], shape (n,), added to the logits wherever the bound is evaluated; -inf removes a
+        label. A mask is `jnp.where(allowed, 0.0, -jnp.inf)`.
 
     Returns:
       A bound that holds globally: `value` log z, `grad` p, `curvature` M, `point` the logits. NaN or +inf among the

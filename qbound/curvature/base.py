@@ -1,9 +1,11 @@
 """The interface of curvatures: symmetric positive semidefinite operators C, the second-order term of a quadratic."""
 
 import abc
+from typing import Any
 
 from jaxtyping import Array, Float
 
+from qbound import checks
 from qbound.types import Parameters, Scalar
 
 __all__ = ["Curvature"]
@@ -12,9 +14,15 @@ __all__ = ["Curvature"]
 class Curvature(abc.ABC):
     """A symmetric positive semidefinite operator on one vector; subclasses are final records.
 
+    A batch of curvatures, as `jax.vmap` returns it, has to go through `jax.vmap` to be used.
+
     Vectors are trees with the structure of the argument of the bound, one array in the simplest case. Label axes are
     in the caller's order. `dense` and `factor` lay a tree out as one vector, as `jax.flatten_util.ravel_pytree` does.
     """
+
+    @abc.abstractmethod
+    def domain(self) -> Any:
+        """The structure, shapes and dtypes of its vectors, as a tree of `jax.ShapeDtypeStruct`."""
 
     @abc.abstractmethod
     def mv(self, v: Parameters) -> Parameters:
@@ -35,3 +43,7 @@ class Curvature(abc.ABC):
     @abc.abstractmethod
     def solve(self, g: Parameters, damping: Scalar) -> Parameters:
         """The solution s of (C + damping I) s = g, for damping > 0 (NaN for an array that is not)."""
+
+    def _vector(self, name: str, v: Parameters) -> Any:
+        """The argument `name`, which must be a vector of the domain."""
+        return checks.matching_tree(name, v, self.domain())

@@ -5,6 +5,7 @@ With w = p it is the exact Hessian of log-sum-exp; with w = 1/2 it is Böhning's
 
 from typing import final
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -22,6 +23,10 @@ class Centered(Curvature):
 
     weights: Float[Array, " n"]
 
+    def domain(self):
+        array = checks.unbatched("curvature", self.weights, 1)
+        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+
     def mv(self, v):
         return self.weights * self._center(self._vector("v", v))
 
@@ -29,13 +34,14 @@ class Centered(Curvature):
         return jnp.sum(self.weights * self._center(self._vector("v", v)) ** 2)
 
     def dense(self):
-        w = self.weights
+        w = checks.unbatched("curvature", self.weights, 1)
         return jnp.diag(w) - w[:, None] * self._fractions()[None, :]
 
     def factor(self):
         # diag(sqrt w) (I - 1 f'), f = w/sum(w).
-        identity = jnp.eye(self.weights.size, dtype=self.weights.dtype)
-        return jnp.sqrt(self.weights)[:, None] * (identity - self._fractions()[None, :])
+        w = checks.unbatched("curvature", self.weights, 1)
+        identity = jnp.eye(w.size, dtype=w.dtype)
+        return jnp.sqrt(w)[:, None] * (identity - self._fractions()[None, :])
 
     def solve(self, g, damping):
         # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator
@@ -44,9 +50,6 @@ class Centered(Curvature):
         share = self.weights / (self.weights + c)
         t = jnp.sum(share * g) / (c * self._or_one(jnp.sum(share)))
         return (g + self.weights * t) / (self.weights + c)
-
-    def _vector(self, name, v):
-        return checks.matching(name, v, self.weights)
 
     def _center(self, v):
         return v - jnp.sum(self._fractions() * v)

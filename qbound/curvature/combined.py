@@ -24,6 +24,9 @@ class Scaled(Curvature):
     curvature: Curvature
     scale: Float[Array, ""]
 
+    def domain(self):
+        return self.curvature.domain()
+
     def mv(self, v):
         return jax.tree.map(lambda leaf: self.scale * leaf, self.curvature.mv(v))
 
@@ -38,7 +41,7 @@ class Scaled(Curvature):
 
     def solve(self, g, damping):
         # (scale C + c I)^-1 g = (C + c/scale I)^-1 g / scale; for scale 0 it is g/c.
-        damping = checks.positive("damping", damping)
+        g, damping = self._vector("g", g), checks.positive("damping", damping)
         scale = jnp.where(self.scale == 0, 1, self.scale)
         solution = self.curvature.solve(g, jnp.asarray(damping, scale.dtype) / scale)
         return jax.tree.map(lambda s, g: jnp.where(self.scale == 0, g / damping, s / scale), solution, g)
@@ -50,6 +53,9 @@ class Sum(Curvature):
     """C_1 + C_2 + ..., of any kinds on the same space."""
 
     terms: tuple[Curvature, ...]
+
+    def domain(self):
+        return self.terms[0].domain()
 
     def mv(self, v):
         return _add_trees(*(term.mv(v) for term in self.terms))
@@ -64,7 +70,7 @@ class Sum(Curvature):
         return jnp.concatenate([term.factor() for term in self.terms])
 
     def solve(self, g, damping):
-        return _solve_by_factor(self.factor(), g, damping)
+        return _solve_by_factor(self.factor(), self._vector("g", g), damping)
 
 
 @final
@@ -74,6 +80,11 @@ class Batch(Curvature):
 
     terms: Curvature
     weights: Float[Array, " b"]
+
+    def domain(self):
+        checks.unbatched("curvature", self.weights, 1)
+        one = jax.eval_shape(lambda terms: jax.tree.map(lambda leaf: leaf[0], terms), self.terms)
+        return one.domain()
 
     def mv(self, v):
         return self._sum(lambda term: term.mv(v))
@@ -89,7 +100,7 @@ class Batch(Curvature):
         return rows.reshape(-1, rows.shape[-1])
 
     def solve(self, g, damping):
-        return _solve_by_factor(self.factor(), g, damping)
+        return _solve_by_factor(self.factor(), self._vector("g", g), damping)
 
     def _sum(self, function: Callable):
         images = jax.vmap(function)(self.terms)

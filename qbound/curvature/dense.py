@@ -2,6 +2,7 @@
 
 from typing import final
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -20,6 +21,10 @@ class Dense(Curvature):
 
     matrix: Float[Array, "d d"]
 
+    def domain(self):
+        array = checks.unbatched("curvature", self.matrix, 2)
+        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+
     def mv(self, v):
         return self.matrix @ self._vector("v", v)
 
@@ -28,16 +33,13 @@ class Dense(Curvature):
         return jnp.maximum(v @ (self.matrix @ v), 0)
 
     def dense(self):
-        return self.matrix
+        return checks.unbatched("curvature", self.matrix, 2)
 
     def factor(self):
-        return root(self.matrix)
+        return root(self.dense())
 
     def solve(self, g, damping):
         return solve_dense(self.matrix, self._vector("g", g), checks.positive("damping", damping))
-
-    def _vector(self, name, v):
-        return checks.matching(name, v, self.matrix[0])
 
 
 def root(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:

@@ -11,6 +11,7 @@ In other orders Z can be far below the e_j that follow, and float32 overflows; `
 
 from typing import final
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -33,6 +34,10 @@ class LargestFirst(Curvature):
     beta: Float[Array, " n"]
     order: LabelOrder
 
+    def domain(self):
+        array = checks.unbatched("curvature", self.beta, 1)
+        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+
     def mv(self, v):
         q = self.beta * self._deviations(self._vector("v", v))
         return q - self.weights * self.order.later(self.inverse * q)
@@ -42,7 +47,7 @@ class LargestFirst(Curvature):
 
     def dense(self):
         # Entries (j, k) with j before k are e_j c_k; the diagonal is beta_j + e_j^2 t_j.
-        e, position = self.weights, self.order.positions()
+        e, position = checks.unbatched("curvature", self.weights, 1), self.order.positions()
         t = self.order.later(self.beta * self.inverse**2)
         c = e * t - self.beta * self.inverse
         outer = e[:, None] * c[None, :]
@@ -51,11 +56,11 @@ class LargestFirst(Curvature):
         return jnp.where(diagonal, (self.beta + e**2 * t)[:, None], off_diagonal)
 
     def factor(self):
-        position = self.order.positions()
+        beta, position = checks.unbatched("curvature", self.beta, 1), self.order.positions()
         before = position[None, :] < position[:, None]
         prefix_softmax = jnp.where(before, self.inverse[:, None] * self.weights[None, :], 0)
-        identity = jnp.eye(self.beta.size, dtype=self.beta.dtype)
-        return jnp.sqrt(self.beta)[:, None] * (identity - prefix_softmax)
+        identity = jnp.eye(beta.size, dtype=beta.dtype)
+        return jnp.sqrt(beta)[:, None] * (identity - prefix_softmax)
 
     def solve(self, g, damping):
         g, damping = self._vector("g", g), checks.positive("damping", damping)
@@ -63,9 +68,6 @@ class LargestFirst(Curvature):
         kappa = jnp.where(self.order.is_first(), 1, ratio / (1 + ratio))
         taken = self.order.permutation()
         return scan_solve(self.beta[taken], kappa[taken], g[taken], damping)[self.order.positions()]
-
-    def _vector(self, name, v):
-        return checks.matching(name, v, self.beta)
 
     def _deviations(self, u):
         # M 1 = 0: measured from its first entry, u loses no digits to a constant it may contain.

@@ -28,28 +28,30 @@ class Pullback(Curvature):
     logits: Curvature
     map: LinearMap
 
+    def domain(self):
+        return self.map.domain()
+
     def mv(self, v):
-        return self.map.transpose(self.logits.mv(self.map.forward(v)))
+        return self.map.transpose(self.logits.mv(self.map.forward(self._vector("v", v))))
 
     def quadratic(self, v):
-        return self.logits.quadratic(self.map.forward(v))
+        return self.logits.quadratic(self.map.forward(self._vector("v", v)))
 
     def dense(self):
-        n, d = self.map.shape
-        if n <= d:
+        if self.map.labels() <= self.map.size():
             return gram(self.factor())
-        identity = jnp.eye(d, dtype=self.map.dtype)
-        columns = jax.vmap(lambda v: ravel_pytree(self.mv(self.map.unravel(v)))[0])(identity)
+        example, unravel = ravel_pytree(self.map.zeros())
+        columns = jax.vmap(lambda v: ravel_pytree(self.mv(unravel(v)))[0])(jnp.eye(example.size, dtype=example.dtype))
         return (columns + columns.T) / 2
 
     def factor(self):
-        n, d = self.map.shape
-        return self.map.transpose_rows(self.logits.factor()) if n <= d else root(self.dense())
+        if self.map.labels() <= self.map.size():
+            return self.map.transpose_rows(self.logits.factor())
+        return root(self.dense())
 
     def solve(self, g, damping):
         damping = checks.positive("damping", damping)
-        g, unravel = ravel_pytree(g)
-        n, d = self.map.shape
-        if n <= d:
+        g, unravel = ravel_pytree(self._vector("g", g))
+        if self.map.labels() <= self.map.size():
             return unravel(solve_factored(self.factor(), g, damping))
         return unravel(solve_dense(self.dense(), g, damping))

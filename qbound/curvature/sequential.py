@@ -27,6 +27,10 @@ class Sequential(Curvature):
     beta: Float[Array, " n"]
     kappa: Float[Array, " n"]
 
+    def domain(self):
+        array = checks.unbatched("curvature", self.beta, 1)
+        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+
     def mv(self, v):
         return scan_product(self.beta, self.kappa, self._vector("v", v))
 
@@ -34,19 +38,20 @@ class Sequential(Curvature):
         return jnp.sum(self.beta * _deviations(self.kappa, self._vector("v", v)) ** 2)
 
     def dense(self):
-        identity = jnp.eye(self.beta.size, dtype=self.beta.dtype)
+        identity = self._identity()
         return jax.vmap(lambda v: scan_product(self.beta, self.kappa, v))(identity)
 
     def factor(self):
-        identity = jnp.eye(self.beta.size, dtype=self.beta.dtype)
+        identity = self._identity()
         rows = jax.vmap(lambda v: _deviations(self.kappa, v), out_axes=1)(identity)
         return jnp.sqrt(self.beta)[:, None] * rows
 
     def solve(self, g, damping):
         return scan_solve(self.beta, self.kappa, self._vector("g", g), checks.positive("damping", damping))
 
-    def _vector(self, name, v):
-        return checks.matching(name, v, self.beta)
+    def _identity(self):
+        beta = checks.unbatched("curvature", self.beta, 1)
+        return jnp.eye(beta.size, dtype=beta.dtype)
 
 
 def scan_product(beta: Float[Array, " n"], kappa: Float[Array, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -63,6 +68,9 @@ def scan_product(beta: Float[Array, " n"], kappa: Float[Array, " n"], u: Float[A
 
 def _deviations(kappa, u):
     """l_i.u for every i: u_i less the mean, under the prefix softmax, of the entries before it."""
+    # M 1 = 0: measured from the entry of the first label that is not removed, the one with kappa = 1, u loses no
+    # digits to a constant it may contain.
+    u = u - u[jnp.argmax(kappa)]
 
     def forward(s, label):
         u, k = label

@@ -116,6 +116,16 @@ def test_curvature_annihilates_constants(order, h):
 
 
 @every_order
+@pytest.mark.parametrize("n", [5, 70, 300])
+def test_constant_in_a_vector_costs_no_digits(n, order):
+    rng = np.random.default_rng(n)
+    h = rng.normal(size=n).astype(np.float32)
+    v = (np.round(64 * rng.normal(size=n)) / 64).astype(np.float32)  # v + 8192 is exact in float32
+    bound = make(h, order)
+    np.testing.assert_allclose(product(bound, v + np.float32(8192)), product(bound, v), rtol=0, atol=5e-6)
+
+
+@every_order
 @given(strategies.logits())
 def test_curvature_is_below_its_eigenvalue_limit(order, h):
     n = h.size

@@ -76,12 +76,11 @@ def build(name, dtype):
 
 
 def _vector(curvature, dtype, seed=0):
-    """A vector of the space of `curvature`, and the function that lays one out flat."""
-    d = curvature.dense().shape[0]
-    flat = jnp.asarray(np.random.default_rng(seed).normal(size=d), dtype)
-    if isinstance(curvature, Pullback):
-        return flat, curvature.map.unravel(flat)
-    return flat, flat
+    """A vector of the space of `curvature`, laid out flat and as a tree."""
+    zeros, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), curvature.domain()))
+    assert zeros.dtype == dtype
+    flat = jnp.asarray(np.random.default_rng(seed).normal(size=zeros.size), dtype)
+    return flat, unravel(flat)
 
 
 def _flat(tree):
@@ -185,14 +184,58 @@ def test_curvature_is_a_pytree_that_keeps_its_structure(name):
     assert all(isinstance(path[0], jax.tree_util.GetAttrKey) for path, _ in jax.tree_util.tree_leaves_with_path(again))
 
 
-@pytest.mark.parametrize("name", ["dense", "centered", "sequential", "largest first, lead"])
+@every_curvature
 @pytest.mark.parametrize("operation", ["mv", "quadratic", "solve"])
 def test_vectors_of_the_wrong_shape_are_named(operation, name):
     curvature = build(name, jnp.float64)
     argument, extra = ("g", (1.0,)) if operation == "solve" else ("v", ())
-    n = curvature.dense().shape[0]
-    with pytest.raises(ValueError, match=rf"{argument}: expected an array of shape \({n},\); got shape \(17,\)"):
-        getattr(curvature, operation)(jnp.ones(17), *extra)
+    call = getattr(curvature, operation)
+    with pytest.raises(ValueError, match=r"[gv]: expected .*; got .*"):
+        call(jnp.ones(17), *extra)
+    with pytest.raises(ValueError, match=r"[gv]: expected a tree of structure"):
+        call((jnp.ones(6),), *extra)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(curvature.domain())}
+    wrong = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[::-1] + (1,)), curvature.domain())
+    with pytest.raises(ValueError, match=rf"{argument}|v: expected an array of shape") as caught:
+        call(wrong, *extra)
+    assert any(str(shape) in str(caught.value) for shape in shapes)
+
+
+@every_curvature
+@pytest.mark.parametrize("operation", ["mv", "quadratic", "dense", "factor", "solve"])
+def test_batches_of_curvatures_are_not_taken_for_one(operation, name):
+    """Broadcasting would otherwise give plausible and wrong numbers."""
+    curvature = build(name, jnp.float64)
+    if not jax.tree.leaves(curvature):
+        return
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), curvature)
+    vectors = jax.tree.map(lambda leaf: jnp.ones((2, *leaf.shape)), curvature.domain())
+    arguments = {"mv": (vectors,), "quadratic": (vectors,), "solve": (vectors, 0.1)}.get(operation, ())
+    with pytest.raises((ValueError, TypeError)):
+        getattr(batch, operation)(*arguments)
+
+
+@pytest.mark.parametrize("name", ["dense", "centered", "sequential", "largest first, lead", "largest first, pairwise"])
+def test_batches_are_told_to_use_vmap(name):
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), build(name, jnp.float64))
+    for call in (lambda: batch.mv(jnp.ones((2, 6))), batch.dense, batch.factor):
+        with pytest.raises(
+            ValueError, match=r"curvature: expected one curvature; got a batch of shape \(2,\).*jax\.vmap"
+        ):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("damping", "error", "words"),
+    [
+        (jnp.ones(6), ValueError, r"damping: expected a number; got an array of shape \(6,\)"),
+        ("0.1", TypeError, r"damping: expected a number; got '0.1'"),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_damping_must_be_a_number(damping, error, words):
+    with pytest.raises(error, match=words):
+        build("sequential", jnp.float64).solve(jnp.ones(6), damping)
 
 
 def test_curvatures_are_immutable():
