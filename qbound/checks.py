@@ -46,6 +46,8 @@ def matching(name: str, array: Any, like: Any) -> Array:
     array = jnp.asarray(array)
     if array.shape != like.shape:
         raise ValueError(f"{name}: expected an array of shape {like.shape}; got shape {array.shape}")
+    if jnp.iscomplexobj(array):
+        raise TypeError(f"{name}: expected an array of real numbers; got dtype {array.dtype}")
     return array.astype(like.dtype)
 
 

@@ -75,25 +75,32 @@ class Features(LinearMap):
 @final
 @record
 class FunctionPair(LinearMap):
-    """F as two functions, each a pytree: arrays held by a `jax.tree_util.Partial` pass through `jit` and `vmap`."""
+    """F as two functions, each a pytree: arrays held by a `jax.tree_util.Partial` pass through `jit` and `vmap`.
+
+    The functions are called in the dtypes they were made for; outside, everything is float32 or wider.
+    """
 
     apply: Any
     apply_transpose: Any
     image: jax.ShapeDtypeStruct = static()  # the logits, in the dtype that `apply_transpose` takes
-    parameters: tuple = static()  # their structure, and the shape and dtype of each leaf
+    parameters: tuple = static()  # their structure, and the shape and dtype of each leaf, as `apply` takes them
 
     def labels(self):
         return self.image.size
 
     def domain(self):
         structure, leaves = self.parameters
-        return structure.unflatten(leaves)
+        return structure.unflatten([jax.ShapeDtypeStruct(leaf.shape, working_dtype(leaf)) for leaf in leaves])
 
     def forward(self, v):
-        return self.apply(v)
+        structure, leaves = self.parameters
+        v = jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), v, structure.unflatten(leaves))
+        logits = self.apply(v)
+        return logits.astype(working_dtype(logits))
 
     def transpose(self, u):
-        return self.apply_transpose(u.astype(self.image.dtype))
+        parameters = self.apply_transpose(u.astype(self.image.dtype))
+        return jax.tree.map(lambda leaf: leaf.astype(working_dtype(leaf)), parameters)
 
     def transpose_rows(self, rows):
         return jax.vmap(lambda u: ravel_pytree(self.transpose(u))[0])(rows)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature import Batch, Curvature, Pullback, Scaled, Sum
+from qbound.curvature.combined import weighted_sum
 from qbound.linear_map import LinearMap, as_linear_map
 from qbound.records import record, static
 from qbound.types import Majorizes, Parameters, Scalar
@@ -72,6 +73,9 @@ class QuadraticBound:
             - a function from parameters to logits, which is linearised at `point`;
             - a pair of functions (forward, transpose) that are linear. If the bound is to leave a `jit` or `vmap`, hand
               over arrays the functions need in a `jax.tree_util.Partial`, not in a closure.
+
+            Functions are part of the structure of the bound: a jitted function that takes one made of new functions
+            is compiled anew, so build and use such a bound inside the same `jit`.
           point: the parameters that have this bound's point for logits, up to an offset that does not depend on them.
             Without it, `point` is None, the quadratic is evaluated at the logits `features @ x`, without any offset,
             and it cannot be added to others.
@@ -115,8 +119,11 @@ class QuadraticBound:
         """The sum of two bounds with equal points; NaN throughout if the points differ."""
         if not isinstance(other, QuadraticBound):
             return NotImplemented
-        point = checks.matching_tree("point of the second bound", self._point_to_add(), other._point_to_add())
-        one = _one_if_equal(point, other.point).astype(self.value.dtype)
+        checks.unbatched("bound", self.value, 0)
+        checks.unbatched("bound", other.value, 0)
+        point = self._point_to_add()
+        other_point = checks.matching_tree("point of the second bound", other._point_to_add(), point)
+        one = _one_if_equal(point, other_point).astype(self.value.dtype)
         return QuadraticBound(
             value=self.value + one * other.value,
             grad=jax.tree.map(lambda a, b: a + one * b, self.grad, other.grad),
@@ -131,10 +138,11 @@ class QuadraticBound:
 
     def __mul__(self, scale: Scalar) -> "QuadraticBound":
         """The bound on `scale` times the function, for scale >= 0 (NaN for an array that is not)."""
+        checks.unbatched("bound", self.value, 0)
         scale = jnp.asarray(checks.nonnegative("scale", scale), self.value.dtype)
         return QuadraticBound(
-            value=scale * self.value,
-            grad=jax.tree.map(lambda leaf: scale * leaf, self.grad),
+            value=jnp.where(scale == 0, 0, scale * self.value),  # 0 even where the value is -inf
+            grad=jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, self.grad),
             curvature=Scaled(self.curvature, scale),
             point=self.point,
             origin=None if self.origin is None else (self.origin[0] * scale, self.origin[1]),
@@ -161,13 +169,12 @@ class QuadraticBound:
 
     def _combine(self, weights: Array) -> "QuadraticBound":
         self._point_to_add()
-        point = jax.tree.map(lambda leaf: leaf[0], self.point)
-        weights = weights * _one_if_equal(self.point, jax.tree.map(lambda leaf: leaf[:1], self.point)).astype(
-            weights.dtype
-        )
+        # The points are equal if their largest and smallest entries are; unlike indexing, this allows sharded batches.
+        point, lowest = (jax.tree.map(lambda leaf, f=f: f(leaf, axis=0), self.point) for f in (jnp.max, jnp.min))
+        weights = weights * _one_if_equal(point, lowest).astype(weights.dtype)
         return QuadraticBound(
-            value=weights @ self.value,
-            grad=jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), self.grad),
+            value=weighted_sum(weights, self.value),
+            grad=weighted_sum(weights, self.grad),
             curvature=Batch(self.curvature, weights),
             point=point,
             radius=None if self.radius is None else jnp.min(self.radius),
@@ -175,9 +182,9 @@ class QuadraticBound:
         )
 
     def _batch_of_values(self):
-        if self.value.ndim != 1:
+        if self.value.ndim != 1 or self.value.size == 0:
             raise ValueError(
-                f"bound: expected a batch made by vmap, with a value of shape (b,); got shape {self.value.shape}"
+                f"bound: expected a batch made by vmap, with values of shape (b,), b >= 1; got shape {self.value.shape}"
             )
         return self.value
 

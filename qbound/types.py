@@ -10,11 +10,11 @@ Axes in annotations, the same throughout the package:
 A function takes one example; `jax.vmap` makes batches.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import ArrayLike, Float, PyTree
 
 __all__ = ["Majorizes", "Order", "Parameters", "Scalar", "working_dtype"]
 
@@ -31,6 +31,6 @@ Parameters = PyTree[Float[ArrayLike, "..."]]
 Scalar = chex.Numeric
 
 
-def working_dtype(*arrays: Array) -> jnp.dtype:
+def working_dtype(*arrays: Any) -> jnp.dtype:
     """The widest float dtype among `arrays`, and float32 at least: narrower ones hold logits, but not their sums."""
     return max((jnp.dtype(jnp.float32), *(array.dtype for array in arrays)), key=lambda dtype: jnp.finfo(dtype).bits)

@@ -73,9 +73,16 @@ def test_curvature_exceeds_the_upper_limit_of_the_paper():
 
 
 def test_hessian_of_the_objective_is_below_half_the_squared_radius():
-    """lambda_2 = R^2/2 + l2 for inputs of length at most R: the Hessian of log-sum-exp is at most 1/2."""
-    for h in 3 * np.random.default_rng(0).normal(size=(20, 5)):
-        assert np.linalg.eigvalsh(reference.hessian(h))[-1] <= 0.5
+    """lambda_2 = R^2/2 + l2 for inputs of length at most R, whatever the weights; nearly attained by two labels."""
+    rng, l2 = np.random.default_rng(0), 0.1
+    inputs = rng.normal(size=(20, 3))
+    radius = np.linalg.norm(inputs, axis=1).max()
+    for scale in (0.0, 0.1, 3.0):
+        weights = scale * rng.normal(size=(4, 3))
+        hessian = np.mean([np.kron(reference.hessian(weights @ x), np.outer(x, x)) for x in inputs], axis=0)
+        eigenvalues = np.linalg.eigvalsh(hessian + l2 * np.eye(12))
+        assert l2 - 1e-12 <= eigenvalues[0] <= eigenvalues[-1] <= radius**2 / 2 + l2
+    assert np.linalg.eigvalsh(reference.hessian(np.zeros(2)))[-1] == pytest.approx(0.5)
 
 
 def test_regulariser_of_the_sum_is_the_number_of_examples_times_that_of_the_mean():

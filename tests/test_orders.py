@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.orders import LeadOrder, PairwiseOrder, SortedOrder, descending_order, lead_order
+from qbound.orders import PAIRWISE_LIMIT, LeadOrder, PairwiseOrder, SortedOrder, descending_order, lead_order
 from tests import reference
 
 
@@ -16,7 +16,7 @@ def _max_first(logits):
     return lead_order(jnp.argmax(logits), len(logits)), reference.max_first(logits)
 
 
-@pytest.mark.parametrize("n", [1, 2, 9, 64, 65, 200])
+@pytest.mark.parametrize("n", [1, 2, 9, 16, 17, 200])
 @pytest.mark.parametrize("make", [_descending, _max_first])
 @pytest.mark.parametrize("ties", [False, True])
 def test_order_answers_like_a_permutation(ties, make, n):
@@ -35,6 +35,6 @@ def test_order_answers_like_a_permutation(ties, make, n):
 
 
 def test_few_labels_are_compared_and_many_are_sorted():
-    assert isinstance(_descending(np.zeros(64))[0], PairwiseOrder)
-    assert isinstance(_descending(np.zeros(65))[0], SortedOrder)
-    assert isinstance(_max_first(np.zeros(65))[0], LeadOrder)
+    assert isinstance(_descending(np.zeros(PAIRWISE_LIMIT))[0], PairwiseOrder)
+    assert isinstance(_descending(np.zeros(PAIRWISE_LIMIT + 1))[0], SortedOrder)
+    assert isinstance(_max_first(np.zeros(PAIRWISE_LIMIT + 1))[0], LeadOrder)

@@ -1,6 +1,9 @@
 """What can be done with a bound: evaluate it, pull it back, add, average and scale it."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +93,8 @@ def test_pullback_of_a_jacobian_is_a_local_model_and_not_called_a_bound():
     transpose = jax.linear_transpose(forward, params)
     pulled = qbound.log_partition_bound(logits).pullback((forward, lambda u: transpose(u)[0]), params, affine=False)
     assert pulled.majorizes == "no"
+    local = qbound.local_bound(logits, 0.5).pullback((forward, lambda u: transpose(u)[0]), params, affine=False)
+    assert local.radius is None
     expected = jax.grad(lambda p: jax.nn.logsumexp(network(p)))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), pulled.grad, expected)
     assert pulled(params) == pulled.value
@@ -126,12 +131,13 @@ def test_pullback_of_a_function_is_not_called_a_bound_unless_declared_affine():
     np.testing.assert_allclose(pulled.grad, jax.grad(lambda t: jax.nn.logsumexp(jnp.tanh(FEATURES[0] @ t)))(THETA))
 
 
-def test_pullback_of_a_half_precision_function_has_a_float32_curvature_of_logits():
+def test_pullback_of_a_half_precision_function_is_computed_in_float32():
     weights, x = jnp.ones((3, 2), jnp.bfloat16), jnp.ones(2, jnp.bfloat16)
     pulled = qbound.log_partition_bound(weights @ x).pullback(lambda w: w @ x, weights)
     assert pulled.value.dtype == pulled.curvature.logits.beta.dtype == jnp.float32
-    assert pulled.grad.dtype == pulled.curvature.mv(weights).dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(pulled.grad, np.float32), 1 / 3, rtol=1e-2)
+    assert pulled.grad.dtype == pulled.curvature.mv(weights).dtype == pulled.curvature.dense().dtype == jnp.float32
+    assert pulled.curvature.solve(weights, 0.1).dtype == pulled(weights).dtype == (2 * pulled).grad.dtype == jnp.float32
+    np.testing.assert_allclose(pulled.grad, 1 / 3, rtol=1e-2)
 
 
 def test_function_pair_equals_its_matrix_under_vmap():
@@ -271,10 +277,97 @@ def test_bounds_at_different_points_do_not_add_up():
         assert np.isnan(total.curvature.solve(X, 0.1)).all()
 
 
+def test_weight_of_zero_removes_an_example_that_is_not_finite():
+    """Padding: an example without labels has value -inf, one of NaN is NaN."""
+    logits = jnp.array([[0.0, 1.0], [-jnp.inf, -jnp.inf], [jnp.nan, 0.0]])
+    features = jnp.asarray(RNG.normal(size=(2, 3)))
+    batch = jax.vmap(lambda h: qbound.log_partition_bound(h).pullback(features, jnp.zeros(3)))(logits)
+    mean = batch.mean(weights=jnp.array([1.0, 0.0, 0.0]))
+    alone = jax.tree.map(lambda leaf: leaf[0], batch)
+    np.testing.assert_allclose(mean(X), alone(X), rtol=1e-13)
+    np.testing.assert_allclose(mean.curvature.solve(X, 0.1), alone.curvature.solve(X, 0.1), rtol=1e-11)
+    np.testing.assert_allclose(mean.curvature.mv(X), alone.curvature.mv(X), rtol=1e-12)
+    empty = jax.tree.map(lambda leaf: leaf[1], batch)
+    assert (0.0 * empty).value == 0
+
+
 def test_points_with_removed_labels_are_equal():
     logits = jnp.array([0.0, -jnp.inf, 1.0])
     total = qbound.log_partition_bound(logits) + qbound.bohning_bound(logits)
     np.testing.assert_allclose(total(logits), 2 * jax.nn.logsumexp(logits), rtol=1e-14)
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize("d", [2, 9])
+@pytest.mark.parametrize("order", ["descending", "max_first", "given", "local"])
+def test_derivatives_after_pullback_and_mean_are_finite(order, d):
+    """Factors have roots of weights that are exactly 0; products, matrices and solves must not show it."""
+    features = jnp.asarray(RNG.normal(size=(3, 4, d))).at[:, :, 1].set(0)
+    features = features.at[:, 3].set(features[:, 2])
+    mask = jnp.array([0.0, 0.0, 0.0, -jnp.inf])
+    g = jnp.cos(jnp.arange(float(d)))
+
+    def one(f, theta):
+        logits = f @ theta + mask
+        is_local = order == "local"
+        bound = qbound.local_bound(logits, 1.0) if is_local else qbound.log_partition_bound(logits, order=order)
+        return bound.pullback(f, theta)
+
+    @jax.jit
+    def everything(theta):
+        mean = jax.vmap(one, in_axes=(0, None))(features, theta).mean()
+        bounds = (one(features[0], theta), mean)
+        return [(b.curvature.dense(), b.curvature.solve(g, 0.1), b.curvature.mv(g), b(g)) for b in bounds]
+
+    theta = 1 + jnp.sin(jnp.arange(float(d)))
+    _, forward = jax.jvp(everything, (theta,), (g,))
+    outputs, pull = jax.vjp(everything, theta)
+    cotangents = jax.tree.map(lambda leaf: jnp.sin(1 + jnp.arange(leaf.size)).reshape(leaf.shape), outputs)
+    (reverse,) = pull(cotangents)
+    assert np.isfinite(reverse).all()
+    pairings = [jnp.sum(c * f) for c, f in zip(jax.tree.leaves(cotangents), jax.tree.leaves(forward), strict=True)]
+    np.testing.assert_allclose(reverse @ g, sum(pairings), rtol=1e-8)
+    above, below = everything(theta + 1e-6 * g), everything(theta - 1e-6 * g)
+    for slope, a, b in zip(*map(jax.tree.leaves, (forward, above, below)), strict=True):
+        np.testing.assert_allclose(slope, (a - b) / 2e-6, rtol=1e-5, atol=1e-6)
+
+
+def test_hessian_of_a_dense_bound_is_its_curvature():
+    bound = qbound.partition_function_bound(THETA, FEATURES[0])
+    for point in (THETA, X):
+        np.testing.assert_allclose(jax.hessian(bound)(point), bound.curvature.dense(), rtol=1e-11, atol=1e-13)
+
+
+# Sharding
+
+
+def test_mean_of_a_batch_sharded_over_devices():
+    """On an explicit mesh, in a process with two devices."""
+    script = """
+import jax, jax.numpy as jnp, numpy as np, qbound
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Explicit,))
+features = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+theta = np.ones(3, np.float32)
+def mean(features, theta, order):
+    one = lambda f: qbound.log_partition_bound(f @ theta, order=order).pullback(f, theta)
+    bound = jax.vmap(one)(features).mean()
+    return bound.value, bound.grad, bound.curvature.mv(theta)
+for order in ("max_first", "descending", "given"):
+    expected = mean(jnp.asarray(features), jnp.asarray(theta), order)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(features, NamedSharding(mesh, P("b")))
+        got = jax.jit(mean, static_argnums=2)(placed, jnp.asarray(theta), order)
+    for a, b in zip(got, expected):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-6)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
 # Records
@@ -343,7 +436,7 @@ def test_bounds_without_points_cannot_be_added():
 
 
 def test_bounds_of_different_spaces_cannot_be_added():
-    with pytest.raises(ValueError, match=r"point .*\(4,\)"):
+    with pytest.raises(ValueError, match=r"point of the second bound: expected .*\(3,\); got shape \(4,\)"):
         qbound.bohning_bound(jnp.zeros(3)) + qbound.bohning_bound(jnp.zeros(4))
     with pytest.raises(TypeError):
         qbound.bohning_bound(jnp.zeros(3)) + 1.0
@@ -362,6 +455,8 @@ def test_numbers_must_be_numbers():
         qbound.local_bound(jnp.zeros(3), jnp.ones(3))
     with pytest.raises(TypeError, match="scale: expected a number; got 'two'"):
         LOGIT_BOUND * "two"
+    with pytest.raises(TypeError, match="v: expected an array of real numbers; got dtype complex128"):
+        LOGIT_BOUND.curvature.mv(jnp.ones(5, complex))
 
 
 def test_scale_must_not_be_negative():
@@ -381,6 +476,11 @@ def test_batches_are_told_from_single_bounds():
     batch = jax.vmap(qbound.log_partition_bound)(jnp.zeros((4, 5)))
     with pytest.raises(ValueError, match=r"one vector of logits.*\(4, 5\).*vmap"):
         batch.pullback(FEATURES)
+    for attempt in (lambda: 2 * batch, lambda: batch + batch):
+        with pytest.raises(ValueError, match=r"bound: expected one bound; got a batch of shape \(4,\)"):
+            attempt()
+    with pytest.raises(ValueError, match=r"b >= 1; got shape \(0,\)"):
+        jax.vmap(qbound.log_partition_bound)(jnp.zeros((0, 5))).mean()
 
 
 @pytest.mark.parametrize("make", [qbound.log_partition_bound, qbound.bohning_bound])

@@ -18,7 +18,8 @@ def bohning_bound(logits: ArrayLike, *, log_prior: ArrayLike | None = None) -> Q
 
     .. math:: \operatorname{diag}(p) - p p^\top \preceq \tfrac12 (I - \mathbf{1}\mathbf{1}^\top / n)
 
-    [B92]; the same matrix at every point, so it is factorised once, but looser wherever the softmax is peaked.
+    [B92]; the same matrix at every point, so one factorisation could serve for all, but loose where the softmax is
+    peaked.
 
     Args:
       logits: the point of contact, shape (n,); -inf removes a label.
@@ -47,8 +48,8 @@ def local_bound(logits: ArrayLike, radius: Scalar, *, log_prior: ArrayLike | Non
         \delta^\top (\operatorname{diag}(p) - p p^\top) \delta \quad\text{where } \max\delta - p^\top\delta \le r
 
     The size of a displacement is max(delta) - p.delta, which is at most max(delta) - min(delta). The bound tends to
-    the second-order expansion as the radius goes to 0, so it is the tightest of all near the point and holds nowhere
-    else: the log-partition function is quasi-self-concordant.
+    the second-order expansion as the radius goes to 0, which makes it the one to use near an optimum; beyond its radius
+    nothing is promised. It holds because the log-partition function is quasi-self-concordant.
 
     Args:
       logits: the point of contact, shape (n,); -inf removes a label.

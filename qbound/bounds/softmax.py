@@ -104,14 +104,15 @@ def partition_function_bound(
 
     d = theta.size
     # z -> 0+ in the paper; exactly 0 here, and then Sigma has no z I.
-    start = _nothing(theta.dtype), jnp.zeros_like(theta), jnp.zeros((d, d), theta.dtype)
-    (_, mu, sigma), _ = jax.lax.scan(label, start, (_log_alphas(h), features))
+    log_alphas = _log_alphas(h)
+    start = _nothing(log_alphas), jnp.zeros_like(theta), jnp.zeros((d, d), theta.dtype)
+    (_, mu, sigma), _ = jax.lax.scan(label, start, (log_alphas, features))
     return QuadraticBound(value=h.value, grad=mu, curvature=Dense(sigma), point=theta, majorizes="globally")
 
 
-def _nothing(dtype):
-    """The partition function of no labels: z = w e^m with w = 0."""
-    return jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
+def _nothing(log_alphas: Array) -> tuple[Array, Array]:
+    """The partition function of no labels, z = w e^m with w = 0; made of the logits, to be placed as they are."""
+    return jnp.full_like(log_alphas[0], -jnp.inf), jnp.zeros_like(log_alphas[0])
 
 
 def _take(z: tuple[Array, Array], log_alpha: Array) -> tuple[tuple[Array, Array], Array, Array]:
@@ -120,7 +121,7 @@ def _take(z: tuple[Array, Array], log_alpha: Array) -> tuple[tuple[Array, Array]
     z is carried as (m, w), z = w e^m with m the largest log alpha so far and w in [1, n]: log(alpha/z) is then as
     precise as a difference of two logits, however large they are and however far apart. A label with alpha = 0 leaves z
     as it is and has no weight, the first other label has alpha/z = inf, and neither makes a NaN, in values or
-    derivatives. z does not depend on the choice of m, so m is not differentiated.
+    derivatives. z does not depend on the choice of m, so m need not be differentiated.
     """
     m, w = z
     removed, first = log_alpha == -jnp.inf, w == 0
@@ -130,8 +131,9 @@ def _take(z: tuple[Array, Array], log_alpha: Array) -> tuple[tuple[Array, Array]
     m, w = jnp.where(first, new_m, m), jnp.where(first, 1, w)
     rho = log_alpha - m - jnp.log(w)
     new_w = jnp.where(first, 0, w * jnp.exp(m - new_m)) + jnp.exp(log_alpha - new_m)
-    beta = jnp.where(removed | first, 0, curvature_weight(rho))
-    kappa = jnp.where(removed, 0, jnp.where(first, 1, jax.nn.sigmoid(rho)))
+    zero = 0 * log_alpha  # NaN for a NaN, even in the first label
+    beta = jnp.where(removed | first, zero, curvature_weight(rho))
+    kappa = jnp.where(removed, zero, jnp.where(first, 1 + zero, jax.nn.sigmoid(rho)))
     return (jnp.where(removed, z[0], new_m), jnp.where(removed, z[1], new_w)), beta, kappa
 
 
@@ -147,7 +149,8 @@ def _by_scan(h: Logits) -> Sequential:
         z, beta, kappa = _take(z, log_alpha)
         return z, (beta, kappa)
 
-    _, (beta, kappa) = jax.lax.scan(label, _nothing(h.value.dtype), _log_alphas(h))
+    log_alphas = _log_alphas(h)
+    _, (beta, kappa) = jax.lax.scan(label, _nothing(log_alphas), log_alphas)
     return Sequential(beta=beta, kappa=kappa)
 
 
@@ -161,6 +164,6 @@ def _by_prefix_sums(h: Logits, order: LabelOrder) -> LargestFirst:
     return LargestFirst(
         weights=h.weights,
         inverse=jnp.where(first, 0, 1 / z),
-        beta=jnp.where(apart, 0, curvature_weight(rho)),
+        beta=jnp.where(apart, 0 * h.grad, curvature_weight(rho)),  # NaN if any logit is, even for a single label
         order=order,
     )

@@ -8,4 +8,14 @@ from qbound.curvature.largest_first import LargestFirst
 from qbound.curvature.pullback import Pullback
 from qbound.curvature.sequential import Sequential
 
-__all__ = ["Batch", "Centered", "Curvature", "Dense", "LargestFirst", "Pullback", "Scaled", "Sequential", "Sum"]
+__all__ = [
+    "Batch",
+    "Centered",
+    "Curvature",
+    "Dense",
+    "LargestFirst",
+    "Pullback",
+    "Scaled",
+    "Sequential",
+    "Sum",
+]

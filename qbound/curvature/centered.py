@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
+from qbound.curvature.roots import safe_sqrt
 from qbound.records import record
 
 __all__ = ["Centered"]
@@ -41,7 +42,7 @@ class Centered(Curvature):
         # diag(sqrt w) (I - 1 f'), f = w/sum(w).
         w = checks.unbatched("curvature", self.weights, 1)
         identity = jnp.eye(w.size, dtype=w.dtype)
-        return jnp.sqrt(w)[:, None] * (identity - self._fractions()[None, :])
+        return safe_sqrt(w)[:, None] * (identity - self._fractions()[None, :])
 
     def solve(self, g, damping):
         # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator
@@ -52,6 +53,8 @@ class Centered(Curvature):
         return (g + self.weights * t) / (self.weights + c)
 
     def _center(self, v):
+        # Measured from one of its entries, v loses no digits to a constant it may contain.
+        v = v - v[jnp.argmax(self.weights)]
         return v - jnp.sum(self._fractions() * v)
 
     def _fractions(self):

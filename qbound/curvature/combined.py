@@ -1,7 +1,6 @@
 """Sums of curvatures: a few of any kind, or a batch of one kind with a weight for each."""
 
-from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,11 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
+from qbound.curvature.roots import safe_sqrt
 from qbound.records import record
-from qbound.solve import gram, solve_factored
+from qbound.solve import gram, solve_dense, solve_factored
 
-__all__ = ["Batch", "Scaled", "Sum"]
+__all__ = ["Batch", "Scaled", "Sum", "weighted_sum"]
 
 
 @final
@@ -37,7 +37,7 @@ class Scaled(Curvature):
         return self.scale * self.curvature.dense()
 
     def factor(self):
-        return jnp.sqrt(self.scale) * self.curvature.factor()
+        return safe_sqrt(self.scale) * self.curvature.factor()
 
     def solve(self, g, damping):
         # (scale C + c I)^-1 g = (C + c/scale I)^-1 g / scale; for scale 0 it is g/c.
@@ -70,7 +70,7 @@ class Sum(Curvature):
         return jnp.concatenate([term.factor() for term in self.terms])
 
     def solve(self, g, damping):
-        return _solve_by_factor(self.factor(), self._vector("g", g), damping)
+        return _solve(self, self._vector("g", g), damping)
 
 
 @final
@@ -83,34 +83,61 @@ class Batch(Curvature):
 
     def domain(self):
         checks.unbatched("curvature", self.weights, 1)
-        one = jax.eval_shape(lambda terms: jax.tree.map(lambda leaf: leaf[0], terms), self.terms)
-        return one.domain()
+        return _one_of(self.terms).domain()
 
     def mv(self, v):
-        return self._sum(lambda term: term.mv(v))
+        v = self._vector("v", v)
+        return weighted_sum(self.weights, jax.vmap(lambda term: term.mv(v))(self.terms))
 
     def quadratic(self, v):
-        return self._sum(lambda term: term.quadratic(v))
+        v = self._vector("v", v)
+        return weighted_sum(self.weights, jax.vmap(lambda term: term.quadratic(v))(self.terms))
 
     def dense(self):
-        return gram(self.factor())
+        rows, columns = _factor_shape(_one_of(self.terms))
+        if rows < columns:
+            return gram(self.factor())
+        return weighted_sum(self.weights, jax.vmap(lambda term: term.dense())(self.terms))
 
     def factor(self):
-        rows = jax.vmap(lambda term, w: jnp.sqrt(w) * term.factor())(self.terms, self.weights)
-        return rows.reshape(-1, rows.shape[-1])
+        rows = jax.vmap(lambda term: term.factor())(self.terms)
+        w: Array = self.weights[:, None, None]
+        weighted: Array = jnp.where(w == 0, 0, safe_sqrt(w) * rows)  # pyright: ignore[reportAssignmentType]
+        return weighted.reshape(-1, rows.shape[-1])
 
     def solve(self, g, damping):
-        return _solve_by_factor(self.factor(), self._vector("g", g), damping)
+        return _solve(self, self._vector("g", g), damping)
 
-    def _sum(self, function: Callable):
-        images = jax.vmap(function)(self.terms)
-        return jax.tree.map(lambda leaf: jnp.tensordot(self.weights, leaf, axes=1), images)
+
+def weighted_sum(weights: Float[Array, " b"], trees: Any) -> Any:
+    """sum_j w_j x_j over the leading axis of every leaf. A weight of 0 removes its term, even one that is infinite."""
+
+    def one(leaf: Array) -> Array:
+        w: Array = weights.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
+        return jnp.sum(jnp.where(w == 0, 0, w * leaf), axis=0)
+
+    return jax.tree.map(one, trees)
+
+
+def _one_of(batch):
+    """The shapes of one member of a batch made by `vmap`."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+
+
+def _factor_shape(curvature):
+    rows, columns = jax.eval_shape(lambda curvature: curvature.factor(), curvature).shape
+    return rows, columns
 
 
 def _add_trees(*trees):
     return jax.tree.map(lambda *leaves: sum(leaves), *trees)
 
 
-def _solve_by_factor(factor, g, damping):
+def _solve(curvature, g, damping):
+    """By the factor if it has fewer rows than columns, by the matrix otherwise."""
+    damping = checks.positive("damping", damping)
     g, unravel = ravel_pytree(g)
-    return unravel(solve_factored(factor, g, checks.positive("damping", damping)))
+    rows, columns = _factor_shape(curvature)
+    if rows < columns:
+        return unravel(solve_factored(curvature.factor(), g, damping))
+    return unravel(solve_dense(curvature.dense(), g, damping))

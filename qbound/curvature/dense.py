@@ -8,10 +8,11 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
+from qbound.curvature.roots import symmetric_root
 from qbound.records import record
 from qbound.solve import solve_dense
 
-__all__ = ["Dense", "root"]
+__all__ = ["Dense"]
 
 
 @final
@@ -30,19 +31,14 @@ class Dense(Curvature):
 
     def quadratic(self, v):
         v = self._vector("v", v)
-        return jnp.maximum(v @ (self.matrix @ v), 0)
+        form: Array = v @ (self.matrix @ v)
+        return jnp.where(form < 0, 0, form)  # by rounding; jnp.maximum would halve the Hessian at v = 0
 
     def dense(self):
         return checks.unbatched("curvature", self.matrix, 2)
 
     def factor(self):
-        return root(self.dense())
+        return symmetric_root(self.dense())
 
     def solve(self, g, damping):
         return solve_dense(self.matrix, self._vector("g", g), checks.positive("damping", damping))
-
-
-def root(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """R with R'R = `matrix`, also where it is singular; eigenvalues below zero by rounding count as zero."""
-    eigenvalues, eigenvectors = jnp.linalg.eigh(matrix)
-    return jnp.sqrt(jnp.maximum(eigenvalues, 0))[:, None] * eigenvectors.T

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
+from qbound.curvature.roots import safe_sqrt
 from qbound.curvature.sequential import scan_solve
 from qbound.orders import LabelOrder
 from qbound.records import record
@@ -60,7 +61,7 @@ class LargestFirst(Curvature):
         before = position[None, :] < position[:, None]
         prefix_softmax = jnp.where(before, self.inverse[:, None] * self.weights[None, :], 0)
         identity = jnp.eye(beta.size, dtype=beta.dtype)
-        return jnp.sqrt(beta)[:, None] * (identity - prefix_softmax)
+        return safe_sqrt(beta)[:, None] * (identity - prefix_softmax)
 
     def solve(self, g, damping):
         g, damping = self._vector("g", g), checks.positive("damping", damping)

@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.dense import root
+from qbound.curvature.roots import symmetric_root
 from qbound.linear_map import LinearMap
 from qbound.records import record
 from qbound.solve import gram, solve_dense, solve_factored
@@ -47,7 +47,7 @@ class Pullback(Curvature):
     def factor(self):
         if self.map.labels() <= self.map.size():
             return self.map.transpose_rows(self.logits.factor())
-        return root(self.dense())
+        return symmetric_root(self.dense())
 
     def solve(self, g, damping):
         damping = checks.positive("damping", damping)

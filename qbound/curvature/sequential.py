@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
+from qbound.curvature.roots import safe_sqrt
 from qbound.records import record
 from qbound.types import Scalar
 
@@ -44,7 +45,7 @@ class Sequential(Curvature):
     def factor(self):
         identity = self._identity()
         rows = jax.vmap(lambda v: _deviations(self.kappa, v), out_axes=1)(identity)
-        return jnp.sqrt(self.beta)[:, None] * rows
+        return safe_sqrt(self.beta)[:, None] * rows
 
     def solve(self, g, damping):
         return scan_solve(self.beta, self.kappa, self._vector("g", g), checks.positive("damping", damping))

@@ -336,7 +336,7 @@ def test_removing_every_label_gives_minus_infinity(order):
 
 
 @every_order
-@given(strategies.ordinary_logits((3, 70)))
+@given(strategies.ordinary_logits((3, 50)))
 def test_log_prior_is_added_to_the_logits(order, h):
     prior = np.sin(np.arange(h.size))
     bound, expected = make(h, order, prior), make(h + prior, order)
@@ -392,23 +392,23 @@ def test_half_precision_is_computed_in_float32(dtype, order):
 @every_order
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nan_in_gives_nan_out(bad, order):
-    for position in range(3):
-        h = np.array([0.5, 1.0, -1.0])
+    for n, position in ((1, 0), (3, 0), (3, 1), (3, 2), (20, 7)):
+        h = np.linspace(-1, 1, n)
         h[position] = bad
         bound = make(h, order)
         assert not np.isfinite(bound.value)
-        assert np.isnan(bound.grad).any()
+        assert np.isnan(bound.grad).all()
         assert np.isnan(dense(bound)).all()
-        assert np.isnan(product(bound, np.arange(3.0))).all()
-        assert np.isnan(solution(bound, np.arange(3.0), 1.0)).any()
-        assert np.isnan(evaluate(bound, np.zeros(3)))
+        assert np.isnan(product(bound, np.arange(float(n)))).all()
+        assert np.isnan(solution(bound, np.arange(float(n)), 1.0)).any()
+        assert np.isnan(evaluate(bound, np.zeros(n)))
 
 
 # Derivatives with respect to the logits
 
 
 @every_order
-@pytest.mark.parametrize("n", [1, 2, 5, 70])
+@pytest.mark.parametrize("n", [1, 2, 5, 20])
 def test_derivatives_equal_finite_differences(n, order):
     rng = np.random.default_rng(0)
     h, v = 2 * rng.normal(size=n), rng.normal(size=n)
@@ -427,7 +427,7 @@ def test_derivatives_equal_finite_differences(n, order):
 
 @every_dtype
 @every_order
-@given(strategies.logits(sizes=(1, 3, 70)))
+@given(strategies.logits(sizes=(1, 3, 50)))
 def test_derivatives_are_finite(order, dtype, h):
     for name, derivative in derivatives(h.astype(dtype), np.zeros(h.size, dtype), order).items():
         assert derivative.dtype == dtype
@@ -448,7 +448,7 @@ def test_derivative_of_value_is_grad_and_its_derivative_the_hessian():
 
 
 @every_order
-@pytest.mark.parametrize("n", [3, 70])
+@pytest.mark.parametrize("n", [3, 20])
 def test_jit_vmap_and_scan_give_what_the_plain_call_gives(n, order):
     batch = np.random.default_rng(0).normal(size=(4, n))
 
@@ -482,20 +482,20 @@ def test_bounds_pass_through_transformations_as_pytrees(order):
 # Memory
 
 
-@pytest.mark.parametrize("order", ["max_first", "descending"])
+@every_order
 @pytest.mark.parametrize("operation", ["mv", "solve", "call"])
-def test_no_operation_forms_a_matrix(operation, order):
-    n = 20_000
-
+@pytest.mark.parametrize(("b", "n"), [(1, 20_000), (1000, 17)])
+def test_no_operation_forms_a_matrix(b, n, operation, order):
+    @jax.vmap
     def run(h, v):
         bound = qbound.log_partition_bound(h, order=order)
         if operation == "call":
             return bound(v)
         return bound.curvature.mv(v) if operation == "mv" else bound.curvature.solve(v, 0.1)
 
-    vector = jax.ShapeDtypeStruct((n,), jnp.float32)
-    memory = jax.jit(run).lower(vector, vector).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 40 * 4 * n
+    vectors = jax.ShapeDtypeStruct((b, n), jnp.float32)
+    memory = jax.jit(run).lower(vectors, vectors).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 16 * 4 * b * n
 
 
 # Against Algorithm 1 in parameter space
