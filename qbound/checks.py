@@ -64,7 +64,7 @@ def unbatched(name: str, array: Any, ndim: int) -> Any:
     if len(array.shape) != ndim:
         raise ValueError(
             f"{name}: expected one {name}; got a batch of shape {array.shape[: len(array.shape) - ndim]}. "
-            f"Use jax.vmap, for example jax.vmap(lambda {name}, x: {name}(x))({name}s, xs)"
+            f"Use jax.vmap: jax.vmap(lambda {name}, x: ...)({name}s, xs)"
         )
     return array
 

@@ -53,7 +53,7 @@ class QuadraticBound:
         checks.unbatched("bound", self.value, 0)
         if self.origin is not None:
             bound, linear_map = self.origin
-            return bound(linear_map.forward(x))
+            return bound(linear_map.forward(checks.matching_tree("x", x, linear_map.domain())))
         delta = jax.tree.map(_displacement, checks.matching_tree("x", x, self.point), self.point)
         return self.value + _dot(self.grad, delta) + self.curvature.quadratic(delta) / 2
 

@@ -503,6 +503,8 @@ def test_evaluation_at_the_wrong_shape_is_named():
         LOGIT_BOUND(jnp.zeros(4))
     with pytest.raises(ValueError, match=r"x: expected a tree of structure"):
         LOGIT_BOUND({"x": jnp.zeros(5)})
+    with pytest.raises(ValueError, match=r"x: expected an array of shape \(3,\); got shape \(5,\)"):
+        LOGIT_BOUND.pullback(FEATURES[0])(jnp.zeros(5))
 
 
 def test_negative_weights_give_nan():
