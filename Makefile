@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WHEEL_INSTALLED := .venv-wheel/.installed
 
-# More OpenBLAS threads than free cores make eigendecompositions up to 50 times slower.
+# More OpenBLAS threads than free cores make eigendecompositions many times slower.
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help

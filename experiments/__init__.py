@@ -2,5 +2,5 @@
 
 import os
 
-# Before NumPy or JAX start: more OpenBLAS threads than free cores make eigendecompositions up to 50 times slower.
+# Before NumPy or JAX start: more OpenBLAS threads than free cores make eigendecompositions many times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

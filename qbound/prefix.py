@@ -1,6 +1,6 @@
 """Exclusive prefix and suffix sums of one vector, fast on every backend.
 
-`jnp.cumsum` over 100,000 entries costs several softmaxes of them on CPU. Here the sums are taken inside short blocks
+On CPU, `jnp.cumsum` over 100,000 entries costs more than a softmax of them. Here the sums are taken inside short blocks
 by a product with a triangular matrix of ones, then over the sums of the blocks in the same way: O(n) work, and
 rounding errors that grow with log n instead of n.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 __all__ = ["prefix_sums", "suffix_sums"]
 
-# The fastest power of two on CPU for (32, 100000): one product runs over whole SIMD registers and stays in cache.
+# Whole SIMD registers on CPU, and few enough multiplications by zero; larger blocks are slower.
 BLOCK = 32
 # The largest vector summed as one block.
 WHOLE = 128

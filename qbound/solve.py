@@ -2,7 +2,7 @@
 
 Each function takes one system. Damping must be above zero, because every curvature of a log-partition function is
 singular; a damping that is not makes the result NaN. Products are taken in full precision: the default of accelerators
-would leave a residual of the size of the right-hand side.
+would undo the factorisation's.
 """
 
 import jax

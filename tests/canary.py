@@ -1,7 +1,7 @@
 """Two small programs that releases of jaxlib have miscompiled or crashed on. Run as a script, in float32.
 
-`product` was wrong from jaxlib 0.10.2 to 0.12.0.1 on Linux x86-64 CPU: a product with zeros, fused with what follows,
-returned garbage. `gather` crashed the compiler of 0.10.0 and 0.10.1.
+On Linux x86-64 CPU, jaxlib 0.10.2 gets `product` wrong: a product with zeros, fused with what follows, returns garbage.
+`gather` crashes the compiler of 0.10.0 and 0.10.1. Both are right in 0.9.0 and 0.9.2.
 """
 
 import sys

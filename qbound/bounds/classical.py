@@ -53,7 +53,7 @@ def local_bound(logits: ArrayLike, radius: Scalar, *, log_prior: ArrayLike | Non
 
     Args:
       logits: the point of contact, shape (n,); -inf removes a label.
-      radius: r >= 0; NaN results for an array that is not. Radii beyond about 90 (float32) or 700 (float64) overflow.
+      radius: r >= 0; NaN results for an array that is not. Radii beyond 88 (float32) or 709 (float64) overflow.
       log_prior: log h(y), shape (n,); -inf removes a label.
 
     Returns:

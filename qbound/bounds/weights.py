@@ -31,7 +31,7 @@ def curvature_weight(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def local_factor(radius: Float[Array, ""]) -> Float[Array, ""]:
     """2 (e^r - r - 1)/r^2: what to multiply the Hessian of log-sum-exp by for a bound as far as r from its point.
 
-    1 at r = 0; overflows to inf near r = 92 in float32 and 719 in float64.
+    1 at r = 0; overflows to inf beyond r = 88 in float32 and 709 in float64.
     """
     small = radius < _LOCAL_LIMIT
     r = jnp.where(small, 1, radius)

@@ -60,5 +60,11 @@ def test_local_factor_equals_its_formula(dtype):
         )
 
 
+@pytest.mark.parametrize(("dtype", "largest"), [(jnp.float32, 88), (jnp.float64, 709)])
+def test_local_factor_overflows_where_documented(dtype, largest):
+    assert np.isfinite(local_factor(dtype(largest)))
+    assert np.isinf(local_factor(dtype(largest + 1)))
+
+
 def test_local_factor_of_nan_is_nan():
     assert np.isnan(local_factor(jnp.asarray(jnp.nan)))
