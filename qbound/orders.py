@@ -2,7 +2,7 @@
 
 The bound is built one label at a time, so all it asks of an order is: for every label, the sum of something over the
 labels before it, or after it. Each class answers that with its label axis in the caller's order, so that no array
-is ever permuted where sums can be had without.
+is ever permuted where sums can be had without. What is summed is 0 at the first label, which callers treat apart.
 
 In every order of this module the label with the largest logit comes first. The order as given needs no class: there
 the labels are scanned as they are.
@@ -37,11 +37,11 @@ class LabelOrder(abc.ABC):
 
     @abc.abstractmethod
     def earlier(self, x: Float[Array, " n"]) -> Float[Array, " n"]:
-        """For every label, the sum of `x` over the labels taken before it."""
+        """For every label, the sum of `x` over the labels taken before it; `x` must be 0 at the first label."""
 
     @abc.abstractmethod
     def later(self, x: Float[Array, " n"]) -> Float[Array, " n"]:
-        """For every label, the sum of `x` over the labels taken after it."""
+        """For every label, the sum of `x` over the labels taken after it; `x` must be 0 at the first label."""
 
     @abc.abstractmethod
     def positions(self) -> Int[Array, " n"]:
@@ -67,12 +67,10 @@ class LeadOrder(LabelOrder):
         return x[self.lead]
 
     def earlier(self, x):
-        others = jnp.where(self.is_lead, 0, x)
-        return jnp.where(self.is_lead, 0, x[self.lead] + prefix_sums(others))
+        return jnp.where(self.is_lead, 0, prefix_sums(x))
 
     def later(self, x):
-        others = jnp.where(self.is_lead, 0, x)
-        return jnp.where(self.is_lead, others.sum(), suffix_sums(others))
+        return jnp.where(self.is_lead, jnp.sum(x), suffix_sums(x))
 
     def positions(self):
         label = jnp.arange(self.is_lead.size)

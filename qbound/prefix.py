@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 
 __all__ = ["prefix_sums", "suffix_sums"]
 
-# Whole SIMD registers on CPU, and few enough multiplications by zero; larger blocks are slower.
-BLOCK = 32
+# Lengths of a block, from the best: whole SIMD registers on CPU, and few enough multiplications by zero. The first that
+# divides the vector is taken, because filling up the last block copies everything twice; the first of all if none does.
+BLOCKS = (32, 16, 20, 8, 24, 40, 28, 12)
 # The largest vector summed as one block.
 WHOLE = 128
 
@@ -32,8 +33,8 @@ def _blocked(x, *, reverse):
     (n,) = x.shape
     if n <= WHOLE:
         return _multiply(x, reverse=reverse)
-    blocks = -(-n // BLOCK)
-    rows = jnp.pad(x, (0, blocks * BLOCK - n)).reshape(blocks, BLOCK)
+    block = next((length for length in BLOCKS if n % length == 0), BLOCKS[0])
+    rows = jnp.pad(x, (0, -n % block)).reshape(-1, block)
     others = _blocked(rows.sum(axis=1), reverse=reverse)
     return (_multiply(rows, reverse=reverse) + others[:, None]).reshape(-1)[:n]
 

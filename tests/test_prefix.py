@@ -7,7 +7,7 @@ import pytest
 
 from qbound.prefix import prefix_sums, suffix_sums
 
-SIZES = [1, 2, 31, 32, 33, 128, 129, 1000, 1024, 5000]
+SIZES = [1, 2, 31, 32, 33, 128, 129, 1000, 1001, 1024, 5000]
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -157,8 +157,8 @@ def _by_scan(h: Logits) -> Sequential:
 def _by_prefix_sums(h: Logits, order: LabelOrder) -> LargestFirst:
     """M for an order that starts with the largest logit."""
     first = order.is_first()
-    z = order.earlier(h.weights)
-    z = jnp.where(z == 0, 1, z)  # the first label; all of them if all are removed
+    z = order.first(h.weights) + order.earlier(jnp.where(first, 0, h.weights))
+    z = jnp.where(z == 0, 1, z)  # if all labels are removed
     rho = h.relative - jnp.log(z)
     apart = first | h.removed
     return LargestFirst(
