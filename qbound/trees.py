@@ -1,0 +1,68 @@
+"""Vectors that are trees of arrays: the few operations that solvers need.
+
+Sums are taken leaf by leaf and in the widest float dtype of the tree; multiples keep the dtype of each leaf. All are
+sums of elementwise products, so that leaves may be sharded in any way.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from qbound.types import working_dtype
+
+__all__ = ["add", "add_scaled", "all_finite", "cast_like", "dot", "norm", "scale", "size", "widen", "zeros_like"]
+
+
+def dot(a: Any, b: Any) -> Float[Array, ""]:
+    """a.b."""
+    dtype = working_dtype(*jax.tree.leaves(a), *jax.tree.leaves(b))
+    products = jax.tree.map(lambda a, b: jnp.sum(a.astype(dtype) * b.astype(dtype)), a, b)
+    return jax.tree.reduce(jnp.add, products)
+
+
+def norm(a: Any) -> Float[Array, ""]:
+    """The Euclidean norm of all entries."""
+    return jnp.sqrt(dot(a, a))
+
+
+def add(a: Any, b: Any) -> Any:
+    """A + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def add_scaled(a: Any, c: Float[Array, ""], b: Any) -> Any:
+    """A + c b."""
+    return jax.tree.map(lambda a, b: a + c.astype(b.dtype) * b, a, b)
+
+
+def scale(c: Float[Array, ""], a: Any) -> Any:
+    """C a."""
+    return jax.tree.map(lambda a: c.astype(a.dtype) * a, a)
+
+
+def zeros_like(a: Any) -> Any:
+    """The zero vector, placed on devices as `a` is."""
+    return jax.tree.map(jnp.zeros_like, a)
+
+
+def widen(a: Any) -> Any:
+    """Every leaf in float32 at least."""
+    return jax.tree.map(lambda leaf: leaf.astype(working_dtype(leaf)), a)
+
+
+def cast_like(a: Any, like: Any) -> Any:
+    """Every leaf in the dtype of the same leaf of `like`."""
+    return jax.tree.map(lambda a, like: a.astype(like.dtype), a, like)
+
+
+def all_finite(a: Any) -> Bool[Array, ""]:
+    """Whether there is no NaN and no infinity."""
+    finite = jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf)), a)
+    return jax.tree.reduce(jnp.logical_and, finite, jnp.asarray(True))
+
+
+def size(a: Any) -> int:
+    """The number of entries."""
+    return sum(leaf.size for leaf in jax.tree.leaves(a))
