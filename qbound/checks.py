@@ -14,13 +14,40 @@ from jaxtyping import Array, Float
 
 from qbound.types import Scalar
 
-__all__ = ["choice", "float_array", "matching", "matching_tree", "nonnegative", "positive", "unbatched"]
+__all__ = [
+    "choice",
+    "float_array",
+    "function",
+    "integer",
+    "matching",
+    "matching_tree",
+    "nonnegative",
+    "positive",
+    "unbatched",
+]
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> None:
     """Raise unless `value` is one of `options`."""
     if value not in options:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}; got {value!r}")
+
+
+def function(name: str, value: object) -> None:
+    """Raise unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name}: expected a function; got {value!r}")
+
+
+def integer(name: str, value: object) -> None:
+    """Raise unless `value` is a Python integer above zero: shapes and loops depend on it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"{name}: expected a Python integer > 0; got {value!r} (with optax.inject_hyperparams, name it in "
+            "static_args)"
+        )
+    if value <= 0:
+        raise ValueError(f"{name}: expected a Python integer > 0; got {value!r}")
 
 
 def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "..."]:

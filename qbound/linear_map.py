@@ -13,7 +13,7 @@ from qbound import checks
 from qbound.records import record, static
 from qbound.types import Parameters, working_dtype
 
-__all__ = ["Features", "FunctionPair", "LinearMap", "as_linear_map"]
+__all__ = ["Features", "FunctionPair", "LinearMap", "as_linear_map", "linearised"]
 
 
 class LinearMap(abc.ABC):
@@ -114,7 +114,7 @@ def as_linear_map(features: Any, logits: Float[Array, " n"], point: Any = None) 
     if callable(features):
         if point is None:
             raise ValueError("point: expected the parameters at which to linearise the function `features`; got None")
-        return _linearised(features, logits, point)
+        return linearised(lambda point: _check_image("the function", features(point), logits), point)[1]
     if isinstance(features, (tuple, list)) and any(callable(f) for f in features):
         if len(features) != 2 or not all(callable(f) for f in features):
             raise ValueError(f"features: expected a pair (forward, transpose) of functions; got {features!r}")
@@ -129,14 +129,21 @@ def as_linear_map(features: Any, logits: Float[Array, " n"], point: Any = None) 
     return Features(matrix.astype(working_dtype(matrix, logits)))
 
 
-def _linearised(function: Callable, logits, point) -> FunctionPair:
-    """The Jacobian of `function` at `point`. What the function closes over becomes part of the result."""
+def linearised(function: Callable, point: Any) -> tuple[Float[Array, "..."], FunctionPair]:
+    """The value of `function` at `point`, and its Jacobian there.
+
+    What the function closes over becomes part of the result.
+    """
     point = jax.tree.map(jnp.asarray, point)
     value, forward = jax.linearize(function, point)
-    _check_image("the function", value, logits)
     _, pull = jax.vjp(function, point)
-    transpose = jax.tree_util.Partial(_first_of_call, pull)
-    return _function_pair(forward, transpose, jax.ShapeDtypeStruct(value.shape, value.dtype))
+    leaves, structure = jax.tree.flatten(point)
+    return value, FunctionPair(
+        apply=_as_pytree(forward),
+        apply_transpose=jax.tree_util.Partial(_first_of_call, pull),
+        image=jax.ShapeDtypeStruct(value.shape, value.dtype),
+        parameters=(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)),
+    )
 
 
 def _first_of_call(function, u):
@@ -170,6 +177,7 @@ def _check_image(name, image, logits):
     if getattr(image, "shape", None) != logits.shape:
         got = jax.tree.map(jnp.shape, image)
         raise ValueError(f"features: expected {name} to return logits of shape {logits.shape}; got shape {got}")
+    return image
 
 
 def _as_pytree(function: Callable) -> Callable:

@@ -14,7 +14,7 @@ from qbound.types import Scalar
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-__all__ = ["gram", "solve_dense", "solve_factored"]
+__all__ = ["HIGHEST", "add_to_diagonal", "gram", "solve_dense", "solve_factored"]
 
 
 def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:
@@ -24,7 +24,7 @@ def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:
 
 def solve_dense(matrix: Float[Array, "d d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:
     """Cholesky: O(d^3)."""
-    return cho_solve(cho_factor(_add_to_diagonal(matrix, damping)), g)
+    return cho_solve(cho_factor(add_to_diagonal(matrix, damping)), g)
 
 
 def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:
@@ -40,5 +40,6 @@ def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: 
     return (g - jnp.matmul(factor.T, solve_dense(gram(factor.T), rows_of_g, damping), precision=HIGHEST)) / damping
 
 
-def _add_to_diagonal(matrix, number):
+def add_to_diagonal(matrix: Float[Array, "d d"], number: Scalar) -> Float[Array, "d d"]:
+    """C + number I."""
     return matrix + number * jnp.eye(matrix.shape[0], dtype=matrix.dtype)

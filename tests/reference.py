@@ -99,3 +99,33 @@ def hessian(logits):
 
 def bohning(n):
     return 0.5 * (np.eye(n) - np.ones((n, n)) / n)
+
+
+def batch_bound(theta, features, order="given", weights=None):
+    """The weighted mean over examples of Algorithm 1: mu and Sigma. Features are (b, n, d)."""
+    weights = np.ones(len(features)) if weights is None else np.asarray(weights, dtype=float)
+    mu, sigma = np.zeros(len(theta)), np.zeros((len(theta), len(theta)))
+    for w, f in zip(weights / np.sum(weights), features, strict=True):
+        if w > 0:
+            _, mu_j, sigma_j = algorithm_1(theta, f[PERMUTATIONS[order](f @ theta)])
+            mu, sigma = mu + w * mu_j, sigma + w * sigma_j
+    return mu, sigma
+
+
+def algorithm_2(theta, batches, learning_rates, l2, order="given"):
+    """Algorithm 2 of [WC20], SPFB, with batches in place of single points: every iterate.
+
+    A batch is its features (b, n, d) and the labels (b,) that were observed.
+    """
+    iterates = [theta]
+    for (features, labels), eta in zip(batches, learning_rates, strict=True):
+        mu, sigma = batch_bound(theta, features, order)
+        observed = np.mean([f[y] for f, y in zip(features, labels, strict=True)], axis=0)
+        theta = theta - eta * np.linalg.solve(sigma + l2 * np.eye(len(theta)), mu - observed + l2 * theta)
+        iterates.append(theta)
+    return np.array(iterates)
+
+
+def linear_features(inputs, n):
+    """Logistic regression with weights (d, n), laid out as one vector, in the paper's form: features (b, n, d n)."""
+    return np.stack([np.stack([np.outer(x, row).ravel() for row in np.eye(n)]) for x in inputs])

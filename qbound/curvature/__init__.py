@@ -5,6 +5,7 @@ from qbound.curvature.centered import Centered
 from qbound.curvature.combined import Batch, Scaled, Sum
 from qbound.curvature.dense import Dense
 from qbound.curvature.largest_first import LargestFirst
+from qbound.curvature.model import ModelCurvature, Pieces
 from qbound.curvature.pullback import Pullback
 from qbound.curvature.sequential import Sequential
 
@@ -14,6 +15,8 @@ __all__ = [
     "Curvature",
     "Dense",
     "LargestFirst",
+    "ModelCurvature",
+    "Pieces",
     "Pullback",
     "Scaled",
     "Sequential",

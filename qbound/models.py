@@ -1,0 +1,261 @@
+"""From a model and a batch to logits and their linear map.
+
+A model is a function `logits_fn(params, inputs)` from parameters and a batch of inputs to logits (b, n) or (..., n). At
+given parameters and inputs it becomes a `BatchMap`: the logits, one row for each example (and position), are linear in
+a displacement of the parameters. For any function that is its Jacobian, by `jvp` and `vjp`. For `linear_logits` it is
+known to be a Kronecker product, which direct solvers make use of: the structure is declared by choosing that function
+and never guessed.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from qbound.linear_map import FunctionPair, linearised
+from qbound.records import record
+from qbound.solve import HIGHEST, gram
+from qbound.types import working_dtype
+
+__all__ = ["BatchMap", "JacobianMap", "KroneckerMap", "checked_logits", "linear_logits", "linearise"]
+
+
+def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
+    """Multinomial logistic regression, `inputs @ weights + bias`, with its structure known to the solvers.
+
+    Any function of parameters and inputs can be a model. With this one, `qbound.spfb` solves a batch of one in O(n d),
+    and its direct solvers never form the Jacobian.
+
+    Args:
+      params: weights (d, n), or a tree of weights (d, n) and a bias (n,): a pair, a dict.
+      inputs: (b, d), or (..., d) for sequences.
+
+    Returns:
+      Logits (..., n), in float32 at least.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import qbound
+      >>> params = {"weights": jnp.zeros((4, 3)), "bias": jnp.array([0.0, 1.0, 2.0])}
+      >>> print(qbound.linear_logits(params, jnp.ones((1, 4))))
+      [[0. 1. 2.]]
+    """
+    inputs = jnp.asarray(inputs)
+    weights, bias = _weights_and_bias(params)
+    if inputs.ndim < 2 or inputs.shape[-1] != weights.shape[0]:
+        raise ValueError(
+            f"inputs: expected shape (..., {weights.shape[0]}) for weights of shape {weights.shape}, with an axis of "
+            f"examples; got shape {inputs.shape}"
+        )
+    dtype = working_dtype(weights, *([inputs] if jnp.issubdtype(inputs.dtype, jnp.floating) else []))
+    logits = inputs.astype(dtype) @ weights.astype(dtype)
+    return logits if bias is None else logits + bias.astype(dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
+
+
+def _weights_and_bias(params):
+    """The leaves with two axes and with one; there must be one of the first and at most one of the second."""
+    leaves = jax.tree.leaves(params)
+    weights = [leaf for leaf in leaves if len(leaf.shape) == 2]
+    bias = [leaf for leaf in leaves if len(leaf.shape) == 1]
+    if len(weights) != 1 or len(bias) > 1 or len(leaves) != len(weights) + len(bias):
+        raise ValueError(
+            "params: expected weights of shape (d, n), and at most one bias of shape (n,); got leaves of shapes "
+            f"{[leaf.shape for leaf in leaves]}"
+        )
+    if bias and bias[0].shape[0] != weights[0].shape[1]:
+        raise ValueError(
+            f"params: expected a bias of shape ({weights[0].shape[1]},) for weights of shape {weights[0].shape}; "
+            f"got {bias[0].shape}"
+        )
+    return weights[0], bias[0] if bias else None
+
+
+class BatchMap(abc.ABC):
+    """The linear map J from a tree of parameters, p numbers in all, to b rows of n logits."""
+
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(b, n)."""
+
+    @abc.abstractmethod
+    def domain(self) -> Any:
+        """The structure, shapes and dtypes of the parameters, as a tree of `jax.ShapeDtypeStruct`."""
+
+    @abc.abstractmethod
+    def forward(self, v: Any) -> Float[Array, "b n"]:
+        """J v."""
+
+    @abc.abstractmethod
+    def transpose(self, u: Float[Array, "b n"]) -> Any:
+        """J'u."""
+
+    @abc.abstractmethod
+    def rows(self, factors: Float[Array, "b r n"]) -> Float[Array, "b*r p"]:
+        """F_j J_j for every example, one row after the other, each laid out as one vector."""
+
+    @abc.abstractmethod
+    def row_products(self, factors: Float[Array, "b r n"]) -> Float[Array, "b*r b*r"]:
+        """All inner products of `rows`."""
+
+    @abc.abstractmethod
+    def sandwich(self, factors: Float[Array, "b r n"]) -> Float[Array, "p p"]:
+        """The sum over j of J_j'F_j'F_j J_j: `rows` transposed, times `rows`."""
+
+
+@final
+@record
+class JacobianMap(BatchMap):
+    """The Jacobian of any model. Only the three methods for direct solvers form it."""
+
+    map: FunctionPair
+
+    def shape(self):
+        return self.map.image.shape
+
+    def domain(self):
+        return self.map.domain()
+
+    def forward(self, v):
+        return self.map.forward(v)
+
+    def transpose(self, u):
+        return self.map.transpose(u)
+
+    def rows(self, factors):
+        b, r, _ = factors.shape
+        return jnp.einsum("jrn,jnp->jrp", factors, self._jacobian(), precision=HIGHEST).reshape(b * r, -1)
+
+    def row_products(self, factors):
+        return gram(self.rows(factors).T)
+
+    def sandwich(self, factors):
+        return gram(self.rows(factors))
+
+    def _jacobian(self) -> Float[Array, "b n p"]:
+        """By whichever of its two sides is the smaller."""
+        b, n = self.shape()
+        zeros, unravel = ravel_pytree(self.map.zeros())
+        if zeros.size <= b * n:
+            columns = jax.vmap(lambda v: self.map.forward(unravel(v)))(jnp.eye(zeros.size, dtype=zeros.dtype))
+            return jnp.moveaxis(columns, 0, -1)
+        units = jnp.eye(b * n, dtype=working_dtype(self.map.image)).reshape(b * n, b, n)
+        return self.map.transpose_rows(units).reshape(b, n, -1)
+
+
+@final
+@record
+class KroneckerMap(BatchMap):
+    """J v = X V + 1 c' for parameters V (d, n), and c (n,) where there is a bias: `linear_logits`."""
+
+    map: FunctionPair
+    inputs: Float[Array, "b d"]
+
+    def shape(self):
+        return self.map.image.shape
+
+    def domain(self):
+        return self.map.domain()
+
+    def forward(self, v):
+        return self.map.forward(v)
+
+    def transpose(self, u):
+        return self.map.transpose(u)
+
+    def rows(self, factors):
+        def row(f, x):
+            return ravel_pytree(self._tree(x[:, None] * f[None, :], f))[0]
+
+        by_example = jax.vmap(jax.vmap(row, in_axes=(0, None)))(factors, self.inputs)
+        return by_example.reshape(-1, by_example.shape[-1])
+
+    def row_products(self, factors):
+        b, r, n = factors.shape
+        flat = factors.reshape(b * r, n)
+        inputs = jnp.matmul(self.inputs, self.inputs.T, precision=HIGHEST) + self._has_bias()
+        products = jnp.matmul(flat, flat.T, precision=HIGHEST).reshape(b, r, b, r)
+        return (products * inputs[:, None, :, None]).reshape(b * r, b * r)
+
+    def sandwich(self, factors):
+        # sum_j M_j (x) x_j x_j', a row of labels at a time, so that the largest array but the result is (b, n, d).
+        x = self.inputs
+        if self._has_bias():
+            x = jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
+        labels = jnp.einsum("jrk,jrl->kjl", factors, factors, precision=HIGHEST)
+        blocks = jax.lax.map(
+            lambda m: jnp.einsum("jd,jel->del", x, x[:, :, None] * m[:, None, :], precision=HIGHEST), labels
+        )
+        matrix = jnp.moveaxis(blocks, 0, 1)
+        p = matrix.shape[0] * matrix.shape[1]
+        matrix = matrix.reshape(p, p)
+        if not self._has_bias():
+            return matrix
+        # From rows (inputs, 1) by labels to the order of the leaves of the tree.
+        place = jnp.arange(p).reshape(x.shape[1], -1)
+        place = ravel_pytree(self._tree(place[:-1], place[-1]))[0]
+        return matrix[place][:, place]
+
+    def solve_one(self, curvature: Any, g: Any, damping: Array) -> Any:
+        """(M (x) xx' + c I)^-1 g for a batch of one with label curvature M, in O(n + n d).
+
+        With G the gradient as (d, n) and x the input, with a 1 at its end if there is a bias: along x the system is
+        (|x|^2 M + c I) y = G'x, across it G is divided by c. What rounding leaves of G along x must not be divided by
+        c, so it is taken out twice.
+        """
+        x = self.inputs[0]
+        xx = jnp.sum(x * x) + self._has_bias()
+        xx = jnp.where(xx == 0, 1, xx)  # x = 0: nothing but the damping is left, and G'x = 0
+
+        def along(g):
+            weights, bias = _weights_and_bias(g)
+            return (x @ weights + (0 if bias is None else bias)) / xx
+
+        def outer(u):
+            return self._tree(x[:, None] * u[None, :], u)
+
+        def across(g):
+            return jax.tree.map(jnp.subtract, g, outer(along(g)))
+
+        y = curvature.solve(along(g), damping / xx)
+        return jax.tree.map(lambda a, b: a / damping + b, across(across(g)), outer(y / xx))
+
+    def _has_bias(self) -> int:
+        return len(jax.tree.leaves(self.domain())) - 1
+
+    def _tree(self, weights, bias):
+        return jax.tree.map(lambda leaf: weights if len(leaf.shape) == 2 else bias, self.domain())
+
+
+def linearise(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Float[Array, "b n"], BatchMap]:
+    """The logits of a model, as rows, and the linear map of their displacements, in the dtype of `params`.
+
+    Those must be float32 at least.
+    """
+    dtype = working_dtype(*jax.tree.leaves(params))
+    logits, pair = linearised(lambda params: _rows(logits_fn(params, inputs)), params)
+    logits = logits.astype(dtype)
+    if logits_fn is linear_logits:
+        inputs = jnp.asarray(inputs)
+        return logits, KroneckerMap(pair, inputs.reshape(-1, inputs.shape[-1]).astype(dtype))
+    return logits, JacobianMap(pair)
+
+
+def checked_logits(logits: Any) -> Any:
+    """What a model returned, or its shape and dtype, unless it cannot be logits."""
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
+    if shape is None or dtype is None or len(shape) < 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
+        got = f"{dtype} of shape {shape}" if shape is not None else f"{logits!r}"
+        raise ValueError(
+            "logits_fn: expected it to return float logits of shape (examples, labels) or (..., labels), with at least "
+            f"one of each; got {got}"
+        )
+    return logits
+
+
+def _rows(logits):
+    return checked_logits(logits).reshape(-1, logits.shape[-1])
