@@ -8,16 +8,23 @@ from qbound.bounds import (
     second_order_expansion,
 )
 from qbound.curvature import Curvature
+from qbound.models import linear_logits
 from qbound.quadratic import QuadraticBound
+from qbound.transforms import ScaleBySpfbState, SpfbInfo, scale_by_spfb, spfb
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Curvature",
     "QuadraticBound",
+    "ScaleBySpfbState",
+    "SpfbInfo",
     "bohning_bound",
+    "linear_logits",
     "local_bound",
     "log_partition_bound",
     "partition_function_bound",
+    "scale_by_spfb",
     "second_order_expansion",
+    "spfb",
 ]

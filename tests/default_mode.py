@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import qbound
 from tests import reference
@@ -23,6 +24,39 @@ def one_bound(h, v, order):
 def batch_step(features, theta, g):
     batch = jax.vmap(lambda f: qbound.log_partition_bound(f @ theta).pullback(f, theta))(features).mean()
     return batch.value, batch.curvature.dense(), batch.curvature.solve(g, 0.1), batch(theta + 1)
+
+
+@partial(jax.jit, static_argnames=("solver", "logits_fn"))
+def spfb_steps(theta, features, labels, solver, logits_fn):
+    """Algorithm 2 over the leading axis of the features, all iterates and the last state."""
+    tx = qbound.spfb(lambda t: 0.9 / (t + 1), logits_fn, l2=0.05, solver=solver, max_steps=50, tolerance=1e-6)
+
+    def step(carry, batch):
+        theta, state = carry
+        f, y = batch
+        grads = jax.grad(lambda t: optax.softmax_cross_entropy_with_integer_labels(logits_fn(t, f), y).mean())(theta)
+        updates, state = tx.update(grads, state, theta, inputs=f)
+        theta = optax.apply_updates(theta, updates)
+        return (theta, state), theta
+
+    (_, state), iterates = jax.lax.scan(step, (theta, tx.init(theta)), (features, labels))
+    return iterates, state
+
+
+def check_spfb(rng):
+    """Every solver, for explicit features and for logistic regression."""
+    theta, inputs = rng.normal(size=12), rng.normal(size=(6, 9, 4))
+    labels = rng.integers(3, size=(6, 9))
+    features = np.stack([reference.linear_features(x, 3) for x in inputs])
+    rates = [0.9 / (t + 1) for t in range(6)]
+    expected = reference.algorithm_2(theta, zip(features, labels, strict=True), rates, 0.05, "max_first")[1:]
+    for solver in ("dense", "woodbury", "cg", "auto"):
+        explicit, _ = spfb_steps(theta.astype(np.float32), features, labels, solver, lambda t, f: f @ t)
+        linear, state = spfb_steps(theta.reshape(4, 3).astype(np.float32), inputs, labels, solver, qbound.linear_logits)
+        np.testing.assert_allclose(explicit, expected, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(linear.reshape(6, 12), expected, rtol=1e-3, atol=1e-3)
+        assert linear.dtype == jnp.float32
+        assert optax.tree.get(state, "spfb_residual") < 1e-4
 
 
 def main():
@@ -47,6 +81,8 @@ def main():
     np.testing.assert_allclose(dense, sigma, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(solution, np.linalg.solve(sigma + 0.1 * np.eye(4), theta), rtol=1e-4)
     np.testing.assert_allclose(upper, log_z + mu.sum() + sigma.sum() / 2, rtol=1e-5)
+
+    check_spfb(rng)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,14 @@ SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
 # A module may import those on lines above its own.
 LAYERS = [
     {"qbound.types", "qbound.records"},
-    {"qbound.checks", "qbound.prefix", "qbound.solve"},
-    {"qbound.orders", "qbound.linear_map"},
+    {"qbound.checks", "qbound.prefix", "qbound.solve", "qbound.trees"},
+    {"qbound.cg", "qbound.orders", "qbound.linear_map"},
+    {"qbound.models"},
     {"qbound.curvature"},
     {"qbound.quadratic"},
     {"qbound.bounds"},
+    {"qbound.batches"},
+    {"qbound.transforms"},
     {"qbound"},
 ]
 

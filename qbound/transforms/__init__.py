@@ -1,0 +1,6 @@
+"""Stochastic second-order methods as optax transforms."""
+
+from qbound.transforms.spfb import scale_by_spfb, spfb
+from qbound.transforms.step import ScaleBySpfbState, SpfbInfo
+
+__all__ = ["ScaleBySpfbState", "SpfbInfo", "scale_by_spfb", "spfb"]
