@@ -1,4 +1,4 @@
-# make demo   draws the bound beside its peers and prints the gaps
+# make demo   trains a classifier with SGD and with SPFB, and draws both
 # make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
 # make bench  measures cost, as ratios in one run
 #
@@ -60,6 +60,7 @@ $(WHEEL_INSTALLED): pyproject.toml
 
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.bound
+	$(BIN)/python -m experiments.benchmarks.spfb
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

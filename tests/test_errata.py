@@ -1,4 +1,4 @@
-"""Errors of the paper that concern the bound, each shown by an example; docs/theory.md explains them."""
+"""Errors of the paper that concern the bound and SPFB, each shown by an example; docs/theory.md explains them."""
 
 import jax
 import jax.numpy as jnp
@@ -107,3 +107,47 @@ def test_exponentials_overflow_and_logarithms_do_not():
     np.testing.assert_allclose(bound.value, 800)
     np.testing.assert_allclose(bound.grad, 1)
     assert 0 < bound.curvature.dense()[0, 0] < 0.01
+
+
+# Two labels with features (x, 0), three examples, l2 = 0.1.
+INPUTS, OBSERVED = np.array([1.0, 1.0, 5.0]), np.array([0, 0, 1])
+ONE_PARAMETER = np.stack([INPUTS, np.zeros(3)], axis=1)[:, :, None]
+
+
+def _root(function, low=-5.0, high=5.0):
+    """Of an increasing function, by bisection."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if function(middle) > 0 else (middle, high)
+    return low
+
+
+def test_spfb_with_batches_of_one_converges_to_the_wrong_point():
+    """Both factors of the step depend on the example, and the proof takes them to be independent."""
+
+    def step(theta, examples):
+        mu, sigma = reference.batch_bound(np.array([theta]), ONE_PARAMETER[examples], "max_first")
+        g = mu[0] - np.mean([ONE_PARAMETER[j][OBSERVED[j]] for j in examples]) + 0.1 * theta
+        return g / (sigma[0, 0] + 0.1)
+
+    optimum = _root(lambda theta: step(theta, [0, 1, 2]))
+    biased = _root(lambda theta: np.mean([step(theta, [j]) for j in range(3)]))
+    assert optimum == pytest.approx(-0.234, abs=1e-3)
+    assert biased == pytest.approx(0.733, abs=1e-3)
+
+    @jax.jit
+    def run(key):
+        tx = qbound.spfb(lambda t: 1 / (1 + t.astype(float) / 20), lambda theta, f: f @ theta, l2=0.1, solver="dense")
+
+        def one(carry, j):
+            theta, state = carry
+            f = jnp.asarray(ONE_PARAMETER)[j][None]
+            grads = jax.grad(lambda theta: -jax.nn.log_softmax(f @ theta)[0, jnp.asarray(OBSERVED)[j]])(theta)
+            updates, state = tx.update(grads, state, theta, inputs=f)
+            return (theta + updates, state), theta + updates
+
+        start = jnp.full(1, optimum)
+        return jax.lax.scan(one, (start, tx.init(start)), jax.random.randint(key, 20_000, 0, 3))[1]
+
+    iterates = run(jax.random.key(0))
+    assert np.mean(iterates[10_000:]) == pytest.approx(biased, abs=0.02)

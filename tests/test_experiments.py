@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import demo, label_order
+from experiments import curves, demo, label_order, small_batches
 from experiments.benchmarks import bound as bound_benchmark
+from experiments.benchmarks import spfb as spfb_benchmark
 from experiments.benchmarks import timing
 
 CONFIGS = sorted(
@@ -28,21 +29,78 @@ def test_config_is_frozen_and_gives_its_command(name):
         setattr(module.config(), field, 0)
 
 
-def test_demo_draws_bounds_that_are_bounds(tmp_path):
-    settings = importlib.import_module("configs.demo").config()
-    settings = dataclasses.replace(settings, output=str(tmp_path / "made" / "demo.png"))
-    output = demo.draw(settings)
+def test_curves_are_of_bounds_that_are_bounds(tmp_path):
+    settings = importlib.import_module("configs.curves").config()
+    settings = dataclasses.replace(settings, output=str(tmp_path / "made" / "bound.png"))
+    output = curves.draw(settings)
     assert output.read_bytes().startswith(b"\x89PNG")
-    _, above = demo.gaps(settings, np.linspace(-6, 6, 41))
+    _, above = curves.gaps(settings, np.linspace(-6, 6, 41))
     for name, gap in above.items():
         if name == "second-order expansion":
             assert gap.min() < -1
         else:
             assert gap.min() > -1e-5
             assert gap.max() > 1
-    table = demo.gap_table(settings).splitlines()
-    assert len(table) == 1 + len(demo.CURVES)
+    table = curves.gap_table(settings).splitlines()
+    assert len(table) == 1 + len(curves.CURVES)
     assert len({len(row) for row in table}) == 1
+
+
+@pytest.fixture
+def default_mode():
+    """Experiments run in JAX's own mode: float32, and its promotion of dtypes and ranks."""
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_demo_trains_and_draws(tmp_path, capsys):
+    settings = importlib.import_module("configs.demo").config()
+    settings = dataclasses.replace(
+        settings, epochs=2, sgd_rates=(1.0, 1e4), window=200, output=str(tmp_path / "made" / "demo.png")
+    )
+    found, least = demo.run(settings)
+    assert "epoch   2" in capsys.readouterr().out
+    assert [len(curve.objective) for curve in found.values()] == [3, 3, 3]
+    for curve in found.values():
+        assert curve.objective[0] == pytest.approx(np.log(10), rel=1e-5)
+        assert least < curve.objective[-1] < curve.objective[0] / 2
+        assert (np.diff(curve.seconds) > 0).all()
+        assert curve.test_error[-1] < 0.3
+    assert "best of 2 rates (1)" in next(iter(found))
+    table = demo.table(settings, found, least).splitlines()
+    assert len(table) == 5
+    assert demo.draw(settings, found, least).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_window_removes_the_bias_and_keeps_the_objective_from_leaping(tmp_path):
+    """Erratum 9 of the documentation, in small: batches of ten."""
+    settings = importlib.import_module("configs.small_batches").config()
+    settings = dataclasses.replace(
+        settings, batches=(10,), steps=1000, window=500, seeds=2, output=str(tmp_path / "small.png")
+    )
+    found = small_batches.results(settings)
+    excess, worst = ({source: cells[10][i] for source, cells in found.items()} for i in (0, 1))
+    start = np.log(3)
+    window = "window of recent examples"
+    assert excess["the same batch (the paper)"] > 1
+    assert excess[window] < 0.02
+    assert worst[window] < start
+    assert worst["the batch before"] > 20 * start
+    assert worst["running average"] > 5 * start
+    assert small_batches.table(found).count("\n") == 5
+    assert small_batches.draw(settings, found).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("default_mode")
+@pytest.mark.parametrize("batch", [1, 3])
+def test_objective_does_not_leap_while_the_window_fills(batch):
+    settings = importlib.import_module("configs.small_batches").config()
+    settings = dataclasses.replace(settings, batches=(batch,), steps=300 // batch - 1, window=300, seeds=3)
+    values, _ = small_batches.run(settings, "window of recent examples", batch)
+    assert np.max(values) < 1.5 * np.log(3)
+    assert np.median(values[:, -1]) < 0.3
 
 
 def test_traces_are_ordered_as_the_documentation_says():
@@ -72,3 +130,22 @@ def test_comparison_measures_ratios_to_its_reference():
 def test_benchmark_limits_belong_to_what_is_measured():
     measured = {name for _, _, candidates in bound_benchmark.cases() for name in candidates}
     assert set(bound_benchmark.LIMITS) <= measured
+
+
+def test_limits_of_the_benchmark_of_steps_belong_to_what_is_measured():
+    for case in spfb_benchmark.CASES:
+        assert set(case.limits) <= set(case.candidates)
+    assert {"a batch of images", "a thousand labels"} <= {case.title for case in spfb_benchmark.CASES}
+
+
+@pytest.mark.usefixtures("default_mode")
+@pytest.mark.parametrize("case", spfb_benchmark.CASES, ids=lambda case: case.title)
+def test_benchmark_of_steps_times_steps(case):
+    """Every candidate makes a step that is finite, on a small problem."""
+    small = dataclasses.replace(case, examples=min(case.examples, 7), inputs=5, labels=3)
+    weights, inputs, labels = spfb_benchmark.problem(small)
+    assert np.isfinite(spfb_benchmark.sgd_step(weights, inputs, labels)).all()
+    for name, candidate in small.candidates.items():
+        moved, state = jax.jit(candidate)(weights, inputs, labels)
+        assert not state[0].spfb_info.spfb_nonfinite, name
+        assert np.abs(moved - weights).max() > 0

@@ -20,6 +20,7 @@ class Timing:
     ratio_low: float
     ratio_high: float
     temporary_bytes: int
+    peak_bytes: int  # with arguments and results
 
 
 def compare(candidates: Mapping[str, Callable], arguments: tuple, reference: str, budget: float) -> dict[str, Timing]:
@@ -49,5 +50,6 @@ def compare(candidates: Mapping[str, Callable], arguments: tuple, reference: str
             ratio_low=float(low),
             ratio_high=float(high),
             temporary_bytes=memory.temp_size_in_bytes,
+            peak_bytes=memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes,
         )
     return result
