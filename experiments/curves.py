@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import qbound
+from experiments.plots import save, two_panels
 
 __all__ = ["CURVES", "CurvesConfig", "draw", "gap_table", "gaps", "traces"]
 
@@ -92,14 +93,9 @@ def gap_table(config: CurvesConfig) -> str:
 
 def draw(config: CurvesConfig) -> Path:
     """Save the picture and return where."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     t = np.linspace(-config.reach, config.reach, 401)
     exact, above = gaps(config, t)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, left, right = two_panels()
     left.plot(t, exact, color="black", linewidth=2.5, label="log-partition function")
     right.axhline(0, color="black", linewidth=2.5)
     for name, curve in CURVES.items():
@@ -108,11 +104,7 @@ def draw(config: CurvesConfig) -> Path:
     left.set(xlabel="t", ylabel="value", title=f"{config.labels} labels, logits h + t u")
     right.set(xlabel="t", ylabel="value less log-partition function", title="Gap: a bound is never below zero")
     left.legend(frameon=False)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
-    plt.close(figure)
-    return output
+    return save(figure, config.output)
 
 
 def main() -> None:

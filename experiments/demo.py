@@ -19,6 +19,7 @@ import optax
 
 import qbound
 from experiments.digits import Digits, cross_entropy, digits, objective, optimum
+from experiments.plots import save, two_panels
 
 __all__ = ["Curve", "DemoConfig", "draw", "run", "table", "train"]
 
@@ -129,27 +130,19 @@ def table(config: DemoConfig, curves: dict[str, Curve], least: float) -> str:
 
 def draw(config: DemoConfig, curves: dict[str, Curve], least: float) -> Path:
     """Save the picture and return where."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    figure, left, right = two_panels(sharey=True)
     styles = [("#D55E00", "--"), ("#0072B2", "-."), ("#009E73", "-")]
     for (name, curve), (color, style) in zip(curves.items(), styles, strict=True):
         excess = np.maximum(curve.objective - least, 1e-6)
-        axes[0].semilogy(range(len(excess)), excess, color=color, linestyle=style, label=name)
-        axes[1].loglog(1e3 * curve.seconds[1:], excess[1:], color=color, linestyle=style, label=name)
-    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set(xlabel="epochs", ylabel="objective above its least value", title="Against epochs")
-    axes[1].set(xlabel="milliseconds of training", title="Against time")
-    axes[0].legend(frameon=False)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
-    plt.close(figure)
-    return output
+        left.semilogy(range(len(excess)), excess, color=color, linestyle=style, label=name)
+        right.loglog(1e3 * curve.seconds[1:], excess[1:], color=color, linestyle=style, label=name)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.set(xlabel="epochs", ylabel="objective above its least value", title="Against epochs")
+    right.set(xlabel="milliseconds of training", title="Against time")
+    left.legend(frameon=False)
+    return save(figure, config.output)
 
 
 def main() -> None:

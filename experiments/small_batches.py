@@ -25,6 +25,7 @@ import optax
 
 import qbound
 from experiments.digits import cross_entropy, objective, optimum, pooled_digits
+from experiments.plots import save, two_panels
 from qbound.batches import mean_curvature
 
 __all__ = ["SOURCES", "SmallBatchesConfig", "draw", "results", "run", "table"]
@@ -162,12 +163,7 @@ def table(found: dict[str, dict[int, tuple[float, float]]]) -> str:
 
 def draw(config: SmallBatchesConfig, found: dict[str, dict[int, tuple[float, float]]]) -> Path:
     """Save the picture and return where."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, left, right = two_panels()
     for name, cells in found.items():
         source = SOURCES[name]
         for axis, column in ((left, 0), (right, 1)):
@@ -179,11 +175,7 @@ def draw(config: SmallBatchesConfig, found: dict[str, dict[int, tuple[float, flo
     left.set(xlabel="batch size", ylabel="relative excess of the objective at the end", title="Bias and noise")
     right.set(xlabel="batch size", ylabel="worst objective on the way", title="Safety")
     right.legend(frameon=False)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
-    plt.close(figure)
-    return output
+    return save(figure, config.output)
 
 
 def main() -> None:

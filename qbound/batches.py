@@ -62,6 +62,7 @@ def mean_curvature(
         pieces=pieces,
         make=make,
         parameters=(params_structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)),
+        rows=(weights.size, logits_shape(logits_fn, params, inputs)[-1]),
         axes=tuple(piece.ndim for piece in pieces),
     )
 
@@ -94,7 +95,10 @@ def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) ->
 
 def logits_shape(logits_fn: Callable, params: Any, inputs: Any) -> tuple[int, ...]:
     """The shape (..., n) of the logits of a batch, without computing them."""
-    return checked_logits(jax.eval_shape(logits_fn, params, inputs)).shape
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(inputs)):
+        return checked_logits(jax.eval_shape(logits_fn, params, inputs)).shape
+    # Closed over, so that a flag among the inputs stays a Python value.
+    return checked_logits(jax.eval_shape(lambda params: logits_fn(params, inputs), params)).shape
 
 
 def split(name: str, inputs: Any, axes: Any) -> tuple[list[Any], list[Any]]:

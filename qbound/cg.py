@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import trees
 from qbound.types import Scalar
 
-__all__ = ["Solution", "conjugate_gradients"]
+__all__ = ["Solution", "checked_solution", "conjugate_gradients"]
 
 
 class Solution(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from qbound.types import Scalar
@@ -19,6 +20,7 @@ __all__ = [
     "float_array",
     "function",
     "integer",
+    "is_number",
     "matching",
     "matching_tree",
     "nonnegative",
@@ -100,19 +102,24 @@ def positive(name: str, number: Scalar) -> Scalar:
     """`number`, which must be above zero: an error for a Python number, NaN for an array that is not."""
     if _is_number(name, number) and not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a finite number > 0; got {number!r}")
-    return number if isinstance(number, (int, float)) else jnp.where(number > 0, number, jnp.nan)
+    return number if is_number(number) else jnp.where(number > 0, number, jnp.nan)
 
 
 def nonnegative(name: str, number: Scalar) -> Scalar:
     """`number`, which must not be below zero: an error for a Python number, NaN for an array that is."""
     if _is_number(name, number) and not 0 <= number < math.inf:
         raise ValueError(f"{name}: expected a finite number >= 0; got {number!r}")
-    return number if isinstance(number, (int, float)) else jnp.where(number >= 0, number, jnp.nan)
+    return number if is_number(number) else jnp.where(number >= 0, number, jnp.nan)
+
+
+def is_number(number: object) -> bool:
+    """Whether `number` is one of Python's or NumPy's, whose value is known, and not an array, which may be traced."""
+    return isinstance(number, (int, float, np.integer, np.floating))
 
 
 def _is_number(name, number):
-    """Whether `number` is one of Python's; an array must have no axes, and anything else is an error."""
-    if isinstance(number, (int, float)):
+    """As `is_number`; an array must have no axes, and anything else is an error."""
+    if is_number(number):
         return True
     if not hasattr(number, "shape"):
         raise TypeError(f"{name}: expected a number; got {number!r}")

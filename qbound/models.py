@@ -45,6 +45,8 @@ def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
       >>> print(qbound.linear_logits(params, jnp.ones((1, 4))))
       [[0. 1. 2.]]
     """
+    if not hasattr(inputs, "shape"):
+        raise TypeError(f"inputs: expected one array of shape (b, d) or (..., d); got {type(inputs).__name__}")
     inputs = jnp.asarray(inputs)
     weights, bias = _weights_and_bias(params)
     if inputs.ndim < 2 or inputs.shape[-1] != weights.shape[0]:
@@ -76,23 +78,29 @@ def _weights_and_bias(params):
 
 
 class BatchMap(abc.ABC):
-    """The linear map J from a tree of parameters, p numbers in all, to b rows of n logits."""
+    """The linear map J from a tree of parameters, p numbers in all, to b rows of n logits.
 
-    @abc.abstractmethod
+    Products are those of `map`; subclasses add what direct solvers need.
+    """
+
+    map: FunctionPair
+
     def shape(self) -> tuple[int, int]:
         """(b, n)."""
+        b, n = self.map.image.shape
+        return b, n
 
-    @abc.abstractmethod
     def domain(self) -> Any:
         """The structure, shapes and dtypes of the parameters, as a tree of `jax.ShapeDtypeStruct`."""
+        return self.map.domain()
 
-    @abc.abstractmethod
     def forward(self, v: Any) -> Float[Array, "b n"]:
         """J v."""
+        return self.map.forward(v)
 
-    @abc.abstractmethod
     def transpose(self, u: Float[Array, "b n"]) -> Any:
         """J'u."""
+        return self.map.transpose(u)
 
     @abc.abstractmethod
     def rows(self, factors: Float[Array, "b r n"]) -> Float[Array, "b*r p"]:
@@ -113,18 +121,6 @@ class JacobianMap(BatchMap):
     """The Jacobian of any model. Only the three methods for direct solvers form it."""
 
     map: FunctionPair
-
-    def shape(self):
-        return self.map.image.shape
-
-    def domain(self):
-        return self.map.domain()
-
-    def forward(self, v):
-        return self.map.forward(v)
-
-    def transpose(self, u):
-        return self.map.transpose(u)
 
     def rows(self, factors):
         b, r, _ = factors.shape
@@ -154,18 +150,6 @@ class KroneckerMap(BatchMap):
 
     map: FunctionPair
     inputs: Float[Array, "b d"]
-
-    def shape(self):
-        return self.map.image.shape
-
-    def domain(self):
-        return self.map.domain()
-
-    def forward(self, v):
-        return self.map.forward(v)
-
-    def transpose(self, u):
-        return self.map.transpose(u)
 
     def rows(self, factors):
         def row(f, x):
@@ -252,7 +236,12 @@ def checked_logits(logits: Any) -> Any:
         got = f"{dtype} of shape {shape}" if shape is not None else f"{logits!r}"
         raise ValueError(
             "logits_fn: expected it to return float logits of shape (examples, labels) or (..., labels), with at least "
-            f"one of each; got {got}"
+            f"one example; got {got}"
+        )
+    if shape[-1] == 1:
+        raise ValueError(
+            f"logits_fn: expected logits of at least two labels; got shape {shape}. The softmax of one label is always "
+            "1: for a binary model with one logit h, return the logits (0, h)"
         )
     return logits
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from qbound.types import working_dtype
 
-__all__ = ["add", "add_scaled", "all_finite", "cast_like", "dot", "norm", "scale", "size", "widen", "zeros_like"]
+__all__ = ["add", "add_scaled", "all_finite", "cast_like", "dot", "largest", "scale", "size", "widen", "zeros_like"]
 
 
 def dot(a: Any, b: Any) -> Float[Array, ""]:
@@ -20,11 +20,6 @@ def dot(a: Any, b: Any) -> Float[Array, ""]:
     dtype = working_dtype(*jax.tree.leaves(a), *jax.tree.leaves(b))
     products = jax.tree.map(lambda a, b: jnp.sum(a.astype(dtype) * b.astype(dtype)), a, b)
     return jax.tree.reduce(jnp.add, products)
-
-
-def norm(a: Any) -> Float[Array, ""]:
-    """The Euclidean norm of all entries."""
-    return jnp.sqrt(dot(a, a))
 
 
 def add(a: Any, b: Any) -> Any:
@@ -55,6 +50,12 @@ def widen(a: Any) -> Any:
 def cast_like(a: Any, like: Any) -> Any:
     """Every leaf in the dtype of the same leaf of `like`."""
     return jax.tree.map(lambda a, like: a.astype(like.dtype), a, like)
+
+
+def largest(a: Any) -> Float[Array, ""]:
+    """The largest absolute value of all entries; NaN if there is one."""
+    dtype = working_dtype(*jax.tree.leaves(a))
+    return jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf)).astype(dtype), a))
 
 
 def all_finite(a: Any) -> Bool[Array, ""]:

@@ -56,9 +56,7 @@ class ModelCurvature(Curvature):
 
     def solve_dense(self, g: Any, damping: Any) -> Any:
         """By Cholesky in the space of the p parameters: O(b n p^2 + p^3)."""
-        damping = checks.positive("damping", damping)
-        g, unravel = ravel_pytree(self._vector("g", g))
-        return unravel(solve_dense(self.dense(), g, damping))
+        return _solve_dense(self, self._vector("g", g), damping)
 
     def solve_by_rows(self, g: Any, damping: Any) -> Any:
         """By Woodbury's identity in the space of the rows R of `factor`: O((b n)^2 p + (b n)^3).
@@ -113,6 +111,7 @@ class Pieces(Curvature):
     pieces: Any  # a tree of arrays with a leading axis of pieces
     make: Callable[[Any, Any], Curvature] = static()
     parameters: tuple = static()  # their structure, and the shape and dtype of each leaf
+    rows: tuple[int, int] = static()  # of logits in all pieces, and how many labels each has
     axes: tuple[int, ...] = static()  # how many axes each of the arrays of `pieces` has
 
     def domain(self):
@@ -142,9 +141,7 @@ class Pieces(Curvature):
 
     def solve_dense(self, g: Any, damping: Any) -> Any:
         """By Cholesky in the space of the p parameters."""
-        damping = checks.positive("damping", damping)
-        g, unravel = ravel_pytree(self._vector("g", g))
-        return unravel(solve_dense(self.dense(), g, damping))
+        return _solve_dense(self, self._vector("g", g), damping)
 
     def _sum(self, function):
         self.domain()
@@ -156,3 +153,8 @@ class Pieces(Curvature):
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
         total, _ = jax.lax.scan(lambda total, piece: (trees.add(total, of_piece(piece)), None), zero, self.pieces)
         return total
+
+
+def _solve_dense(curvature, g, damping):
+    g, unravel = ravel_pytree(g)
+    return unravel(solve_dense(curvature.dense(), g, checks.positive("damping", damping)))

@@ -17,10 +17,12 @@ __all__ = ["SpfbAdaptation", "adapted", "first_adaptation", "remember"]
 # Below the first ratio of actual to predicted decrease the damping grows, above the second it shrinks.
 POOR, GOOD = 0.25, 0.75
 GROWTH, SHRINKAGE = 2.0, 1.5
-# Losses of different batches differ by noise: both decreases are averaged over about ten steps.
+# Losses of different batches differ by noise. Both decreases are averaged over about ten steps, and a verdict needs a
+# distance of so many standard errors of their difference from the ratio in question.
 MEMORY = 0.9
+STANDARD_ERRORS = 2.0
 # Beyond these multiples of its first value damping means nothing any more.
-LOWEST, HIGHEST = 1e-8, 1e8
+LOWEST, HIGHEST = 1e-6, 1e6
 
 
 class SpfbAdaptation(NamedTuple):
@@ -29,24 +31,23 @@ class SpfbAdaptation(NamedTuple):
     Attributes:
       spfb_adaptive_damping: what is added to the damping.
       spfb_reduction_ratio: actual over predicted decrease, of the last steps; 1 before there are any.
-      previous_value: the loss before the last step; NaN before there is one.
-      previous_params: the parameters before the last step.
-      previous_solution: its direction s.
-      slope: g's.
-      curvature: s'(C + damping I) s, without the adaptive part of the damping.
-      actual: discounted sum of decreases.
-      predicted: discounted sum of predictions.
+      adaptation_value: the objective before the last step; infinite before there is one.
+      adaptation_params: the parameters before the last step.
+      adaptation_step: the last step, before the learning rate.
+      adaptation_slope: g's of it.
+      adaptation_curvature: s'(C + damping I) s of it, without the adaptive part of the damping.
+      adaptation_sums: discounted sums, over steps, of 1, of the actual decrease, of the predicted one, and of the
+        square of their difference.
     """
 
     spfb_adaptive_damping: Float[Array, ""]
     spfb_reduction_ratio: Float[Array, ""]
-    previous_value: Float[Array, ""]
-    previous_params: Any
-    previous_solution: Any
-    slope: Float[Array, ""]
-    curvature: Float[Array, ""]
-    actual: Float[Array, ""]
-    predicted: Float[Array, ""]
+    adaptation_value: Float[Array, ""]
+    adaptation_params: Any
+    adaptation_step: Any
+    adaptation_slope: Float[Array, ""]
+    adaptation_curvature: Float[Array, ""]
+    adaptation_sums: Float[Array, "4"]
 
 
 def first_adaptation(params: Any, initial: Any, dtype: Any) -> SpfbAdaptation:
@@ -58,13 +59,12 @@ def first_adaptation(params: Any, initial: Any, dtype: Any) -> SpfbAdaptation:
     return SpfbAdaptation(
         spfb_adaptive_damping=number(initial),
         spfb_reduction_ratio=number(1),
-        previous_value=number(jnp.nan),
-        previous_params=trees.zeros_like(params),
-        previous_solution=trees.zeros_like(params),
-        slope=number(0),
-        curvature=number(0),
-        actual=number(0),
-        predicted=number(0),
+        adaptation_value=number(jnp.inf),
+        adaptation_params=trees.zeros_like(params),
+        adaptation_step=trees.zeros_like(params),
+        adaptation_slope=number(0),
+        adaptation_curvature=number(0),
+        adaptation_sums=jnp.zeros(4, dtype),
     )
 
 
@@ -74,25 +74,30 @@ def adapted(state: SpfbAdaptation, params: Any, value: Float[Array, ""], initial
     The step is what the parameters moved by, seen along the direction: so a learning rate, or whatever else follows in
     a chain, is accounted for without being known.
     """
-    s = state.previous_solution
-    moved = trees.dot(s, trees.add_scaled(state.previous_params, jnp.array(-1.0), params))
+    s = state.adaptation_step
+    moved = trees.dot(s, trees.add_scaled(state.adaptation_params, jnp.array(-1.0), params))
     ss = trees.dot(s, s)
-    eta = moved / jnp.where(ss == 0, 1, ss)
-    predicted = MEMORY * state.predicted + eta * state.slope - eta**2 / 2 * state.curvature
-    actual = MEMORY * state.actual + state.previous_value - value
-    known = jnp.isfinite(state.previous_value) & (ss > 0) & (predicted > 0)
+    eta = moved / jnp.where(ss > 0, ss, 1)
+    predicted = eta * state.adaptation_slope - eta**2 / 2 * state.adaptation_curvature
+    actual = state.adaptation_value - value
+    known = jnp.isfinite(state.adaptation_value) & (ss > 0) & (predicted > 0)
     broken = known & ~jnp.isfinite(actual)
-    ratio = jnp.where(broken, 0, actual / jnp.where(predicted > 0, predicted, 1))
-    grows, shrinks = known & (ratio < POOR), known & (ratio > GOOD)
-    factor = jnp.where(grows, GROWTH, jnp.where(shrinks, 1 / SHRINKAGE, 1)).astype(ratio.dtype)
-    initial = jnp.asarray(initial, ratio.dtype)
+    counted = known & ~broken
+    new = jnp.stack([jnp.ones_like(actual), actual, predicted, (actual - predicted) ** 2])
+    sums = jnp.where(counted, MEMORY * state.adaptation_sums + new, state.adaptation_sums)
+    _, actual, predicted, squares = sums / jnp.where(sums[0] > 0, sums[0], 1)
+    # The variance of the differences, over how many of them the averages are worth.
+    error = STANDARD_ERRORS * jnp.sqrt(jnp.maximum(squares - (actual - predicted) ** 2, 0) / jnp.maximum(sums[0], 1))
+    grows = broken | (counted & (actual + error < POOR * predicted))
+    shrinks = counted & (actual - error > GOOD * predicted)
+    factor = jnp.where(grows, GROWTH, jnp.where(shrinks, 1 / SHRINKAGE, 1)).astype(ss.dtype)
+    initial = jnp.asarray(initial, ss.dtype)
     damping = jnp.clip(state.spfb_adaptive_damping * factor, LOWEST * initial, HIGHEST * initial)
-    forget = broken | ~known
+    ratio = actual / jnp.where(predicted > 0, predicted, 1)
     return state._replace(
         spfb_adaptive_damping=damping,
-        spfb_reduction_ratio=jnp.where(known, ratio, state.spfb_reduction_ratio),
-        actual=jnp.where(forget, 0, actual),
-        predicted=jnp.where(forget, 0, predicted),
+        spfb_reduction_ratio=jnp.where(counted, ratio, jnp.where(broken, 0, state.spfb_reduction_ratio)),
+        adaptation_sums=jnp.where(broken, 0, sums),
     )
 
 
@@ -101,5 +106,9 @@ def remember(
 ) -> SpfbAdaptation:
     """What `adapted` will need after the step along `s` from `params`."""
     return state._replace(
-        previous_value=value, previous_params=params, previous_solution=s, slope=slope, curvature=curvature
+        adaptation_value=value,
+        adaptation_params=params,
+        adaptation_step=s,
+        adaptation_slope=slope,
+        adaptation_curvature=curvature,
     )

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks, trees
 from qbound.cg import Solution, checked_solution, conjugate_gradients
-from qbound.curvature import Curvature, ModelCurvature
+from qbound.curvature import Curvature, ModelCurvature, Pieces
 from qbound.models import KroneckerMap
 from qbound.types import Scalar
 
@@ -45,8 +45,16 @@ def solve(
     precondition: Callable[[Any], Any] | None = None,
     start: Any | None = None,
 ) -> Solution:
-    """(curvature + damping I)^-1 g."""
+    """(curvature + damping I)^-1 g, for g scaled to a largest entry of 1: its squares neither overflow nor vanish."""
+    size = trees.largest(g)
+    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    small = trees.scale(1 / size, g)
+    start = None if start is None else trees.scale(1 / size, start)
+    unit = _solve(solver, curvature, small, damping, max_steps, tolerance, precondition, start)
+    return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
 
+
+def _solve(solver, curvature, g, damping, max_steps, tolerance, precondition, start) -> Solution:
     def product(v):
         return trees.add_scaled(curvature.mv(v), damping, v)
 
@@ -66,10 +74,11 @@ def solve(
 
 def choose_solver(curvature: Curvature, max_steps: int) -> Solver:
     """The solver the cost model picks."""
-    if not isinstance(curvature, ModelCurvature):
-        return "cg"
-    b, n = curvature.map.shape()
-    return cheapest(b, n, trees.size(curvature.domain()), isinstance(curvature.map, KroneckerMap), max_steps)
+    p = trees.size(curvature.domain())
+    if isinstance(curvature, Pieces):
+        return "dense" if cheapest(*curvature.rows, p, False, max_steps) == "dense" else "cg"
+    assert isinstance(curvature, ModelCurvature)
+    return cheapest(*curvature.map.shape(), p, isinstance(curvature.map, KroneckerMap), max_steps)
 
 
 def cheapest(b: int, n: int, p: int, kronecker: bool, max_steps: int) -> Solver:

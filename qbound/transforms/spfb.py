@@ -62,15 +62,16 @@ def scale_by_spfb(
       tolerance: relative residual at which CG stops.
       window: keep the inputs of so many recent examples in the state and take the curvature from them, the current
         batch included; None takes it from the current batch, as the paper does. With batches of less than a few hundred
-        that biases every step, and the window does not: see docs/theory.md. While it fills, steps are shortened.
+        that biases every step, and the window does not: see docs/theory.md. While it fills, steps are shortened;
+        `qbound.spfb` also limits them from then on.
       inputs_like: with `window`, one example's inputs, or the `jax.ShapeDtypeStruct`s of them: `inputs` without its
         first axis.
       inputs_axes: which arrays of `inputs` have an axis of examples (0) and which are shared by all of them (None), as
         `in_axes` of `jax.vmap`. Needed only for shared arrays together with `window` or `microbatch_size`.
       precondition: for CG, g -> s, about the solution; linear, symmetric and positive definite.
       warm_start: start CG from the last solution. It pays where successive gradients are alike: large batches, windows.
-      microbatch_size: take products in pieces of so many examples, one after another: the same result in the memory of
-        one piece, for one more evaluation of the logits a product. Not with "woodbury".
+      microbatch_size: take products in pieces of so many examples, one after another: the same curvature in the memory
+        of one piece, for one more evaluation of the logits a product. Not with "woodbury".
       adaptive_damping: first value of a further damping that grows where the loss falls by less than a quarter of what
         the quadratic predicts, and shrinks where it falls by more than three quarters. Needs `value`. Losses are
         compared from one update to the next, so it is meant for batches large enough to compare.
@@ -95,6 +96,7 @@ def scale_by_spfb(
     checks.positive("damping", damping)
     return spfb_direction(
         SpfbOptions(
+            learning_rate=None,
             logits_fn=logits_fn,
             l2=0.0,
             damping=damping,
@@ -126,6 +128,7 @@ def spfb(
     window: int | None = None,
     inputs_like: Any = None,
     inputs_axes: Any = 0,
+    limit_steps: bool = True,
     precondition: Callable[[Any], Any] | None = None,
     warm_start: bool = False,
     microbatch_size: int | None = None,
@@ -136,9 +139,9 @@ def spfb(
     .. math:: \theta \leftarrow \theta - \eta_t\,
         \Big(\tfrac1b \sum_j \Sigma_j + (l_2 + \text{damping}) I\Big)^{-1} (\nabla L + l_2 \theta)
 
-    A second-order method for the mean loss of a softmax model, safe at a learning rate of 1 in large batches: there its
-    step leads to the minimum of an upper bound of the batch's loss. The paper has eta_t = eta_0/t, here
-    `lambda step: eta_0 / (step + 1)`.
+    A second-order method for the mean loss of a softmax model, safe at a learning rate of 1: the step then leads to the
+    minimum of an upper bound of the batch's objective. The paper has eta_t = eta_0/t, here
+    `lambda step: eta_0 / (step + 1)`. With batches of less than a few hundred, use `window`.
 
     Gradients are those of the **mean** loss of the batch, without the l2 term, which is added here as `optax.adamw`
     adds its decay: `grads = jax.grad(lambda p: cross_entropy(logits_fn(p, x), y).mean())(params)`.
@@ -149,8 +152,8 @@ def spfb(
     `optax.inject_hyperparams(qbound.spfb, static_args=("logits_fn", "max_steps", "window", "inputs_like",
     "inputs_axes", "precondition", "microbatch_size"))(learning_rate=1.0, logits_fn=logits_fn, l2=1e-4)`
 
-    Inside `optax.MultiSteps` the gradient is the mean over the mini-batches and the curvature that of the last of them;
-    `window` keeps it from being that of a single small batch. The solve is made, and dropped, in every mini-step.
+    Inside `optax.MultiSteps` the gradient is the mean over the mini-batches and the curvature that of the last of them,
+    or of a window into which every last one enters. The solve is made, and dropped, in every mini-step.
 
     Args:
       learning_rate: eta, a number or an optax schedule.
@@ -165,6 +168,9 @@ def spfb(
       window: take the curvature from so many recent examples. Recommended for batches below a few hundred.
       inputs_like: with `window`, one example's inputs, or their shapes.
       inputs_axes: which arrays of `inputs` have an axis of examples.
+      limit_steps: with `window`, keep the learning rate below the length at which steps would, on average over the
+        batches before, make the bound of a batch's own objective rise: small batches are then safe at a learning rate
+        of 1. It takes effect where batches are small beside the number of parameters, and biases nothing.
       precondition: for CG.
       warm_start: start CG from the last solution.
       microbatch_size: take products in pieces of so many examples.
@@ -194,12 +200,13 @@ def spfb(
     """
     checks.nonnegative("l2", l2)
     checks.nonnegative("damping", damping)
-    if all(isinstance(number, (int, float)) for number in (l2, damping)) and l2 + damping == 0:
+    if checks.is_number(l2) and checks.is_number(damping) and l2 + damping == 0:
         raise ValueError(
             "damping: expected l2 + damping > 0, because the curvature is singular; got l2=0 and damping=0"
         )
     direction = spfb_direction(
         SpfbOptions(
+            learning_rate=learning_rate if limit_steps else None,
             logits_fn=logits_fn,
             l2=l2,
             damping=damping,

@@ -13,9 +13,21 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import batches, checks, trees
 from qbound.bounds import log_partition_bound
 from qbound.curvature import Curvature
+from qbound.models import linear_logits
 from qbound.transforms.adaptation import SpfbAdaptation, adapted, first_adaptation, remember
+from qbound.transforms.limit import SpfbLimit, longest_step, no_limit_yet, with_batch
 from qbound.transforms.solvers import SOLVERS, Solver, solve
-from qbound.transforms.window import SpfbWindow, batch_of_one, empty_window, is_full, push, trust, withdraw_unless
+from qbound.transforms.window import (
+    SpfbWindow,
+    batch_of_one,
+    check_examples,
+    empty_window,
+    is_full,
+    push,
+    restarted,
+    trust,
+    withdraw_unless,
+)
 from qbound.types import Order, Scalar, working_dtype
 
 __all__ = ["ScaleBySpfbState", "SpfbInfo", "SpfbOptions", "spfb_direction"]
@@ -29,7 +41,8 @@ class SpfbInfo(NamedTuple):
       spfb_residual: |g - B s| / |g|, computed from the solution s of B s = g.
       spfb_converged: whether the residual is within `tolerance`; False where CG hit its limit.
       spfb_predicted_decrease: of the objective, by the quadratic, for a learning rate of 1.
-      spfb_step_length: what s was multiplied by: less than 1 while a window fills, 0 if the update was skipped.
+      spfb_step_length: what s was multiplied by, before the learning rate: less than 1 while a window fills and where
+        steps are limited, 0 if the update was skipped.
       spfb_nonfinite: whether the update was skipped, because gradient, logits or solution were not finite.
       spfb_nonfinite_total: how many updates were.
     """
@@ -50,19 +63,25 @@ class ScaleBySpfbState(NamedTuple):
       spfb_info: how the last update went.
       spfb_solution: the last solution, to start CG from; None without `warm_start`.
       spfb_window: recent examples; None without `window`.
+      spfb_limit: what limits the step; None without `window` and in `scale_by_spfb`.
       spfb_adaptation: of the damping; None without `adaptive_damping`.
     """
 
     spfb_info: SpfbInfo
     spfb_solution: Any
     spfb_window: SpfbWindow | None
+    spfb_limit: SpfbLimit | None
     spfb_adaptation: SpfbAdaptation | None
 
 
 @dataclasses.dataclass(frozen=True)
 class SpfbOptions:
-    """The arguments of `qbound.scale_by_spfb`, and l2: Python values that every update closes over."""
+    """The arguments of `qbound.spfb`: Python values that every update closes over.
 
+    A `learning_rate` of None, as for `qbound.scale_by_spfb`, is 1 and unknown: steps are not limited.
+    """
+
+    learning_rate: optax.ScalarOrSchedule | None
     logits_fn: Callable[[Any, Any], Array]
     l2: Scalar
     damping: Scalar
@@ -89,7 +108,7 @@ class SpfbOptions:
         if (self.window is None) != (self.inputs_like is None):
             raise ValueError(
                 "inputs_like: expected one example's inputs, or their shapes, together with window and not without it; "
-                f"got window={self.window!r} and inputs_like={self.inputs_like!r}"
+                f"got window={self.window!r} and {'no' if self.inputs_like is None else 'an'} inputs_like"
             )
         if self.precondition is not None:
             checks.function("precondition", self.precondition)
@@ -114,19 +133,19 @@ class SpfbOptions:
             microbatch_size=self.microbatch_size,
         )
 
+    def widened(self) -> "SpfbOptions":
+        """With a model that is handed its inputs in float32 at least, as it is its parameters."""
+
+        def model(params, inputs):
+            return self.logits_fn(params, jax.tree.map(_widen_floats, inputs))
+
+        known = self.logits_fn is linear_logits
+        return self if known else dataclasses.replace(self, logits_fn=model)
+
     def weights(self, name: str, weights: Any, params: Any, inputs: Any) -> Array:
         """One for each row of logits."""
         shape = batches.logits_shape(self.logits_fn, params, inputs)
         return batches.full_weights(name, weights, shape[:-1], _dtype(params))
-
-
-class _Source(NamedTuple):
-    """Where the curvature of one update comes from."""
-
-    curvature: Curvature
-    window: SpfbWindow | None = None  # with the batch entered
-    entered: int = 0  # how many examples have
-    step_length: Callable[[Any, Any, Array], Array] = lambda g, s, damping: jnp.ones_like(damping)
 
 
 def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArgs:
@@ -148,6 +167,7 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
             ),
             spfb_solution=trees.zeros_like(params) if options.warm_start else None,
             spfb_window=None if options.window is None else _empty_window(options, params),
+            spfb_limit=no_limit_yet(dtype) if options.window and options.learning_rate is not None else None,
             spfb_adaptation=None if adaptive is None else first_adaptation(params, adaptive, dtype),
         )
 
@@ -166,11 +186,12 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         del ignored
         if params is None:
             raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
-        params = _checked_params(params)
-        l2 = _number(options.l2, params)
+        model = options.widened() if _is_narrow(params) else options
+        params, updates = _checked_params(params), jax.tree.map(jnp.asarray, updates)
+        l2 = _number(checks.nonnegative("l2", options.l2), params)
         # 1. The gradient and the damping of the objective, which has the l2 term.
         g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
-        damping = l2 + _number(options.damping, params)
+        damping = l2 + _number(checks.nonnegative("damping", options.damping), params)
         damping = jnp.where(damping > 0, damping, jnp.nan)
         adaptation, objective = state.spfb_adaptation, jnp.zeros_like(damping)
         if adaptation is not None:
@@ -179,13 +200,10 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
             adaptation = adapted(adaptation, params, objective, options.adaptive_damping)
             damping = damping + adaptation.spfb_adaptive_damping
         # 2. The curvature at the current parameters, and the solution.
-        if curvature_inputs is None:
-            source = _from_batch(options, state.spfb_window, params, inputs, example_weights)
-        else:
-            source = _from_caller(options, state.spfb_window, params, curvature_inputs, curvature_weights)
+        batch = _batch(model, state, params, inputs, example_weights, curvature_inputs, curvature_weights)
         solution = solve(
             options.solver,
-            source.curvature,
+            batch.source,
             g,
             damping,
             max_steps=options.max_steps,
@@ -196,7 +214,8 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         # 3. The step, unless a number went wrong.
         finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(solution.vector, updates))
         s = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), solution.vector)
-        length = jnp.where(finite, source.step_length(g, s, damping), 0)
+        length, limit = _step_length(options, state, batch, g, s, damping)
+        length = jnp.where(finite, length, 0)
         step = trees.scale(length, s)
         slope = trees.dot(g, step)
         curved = jnp.where(finite, length * trees.dot(step, solution.product), 0)
@@ -210,57 +229,91 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
             spfb_nonfinite_total=state.spfb_info.spfb_nonfinite_total + (~finite).astype(jnp.int32),
         )
         # 4. What the next update needs.
-        window = state.spfb_window
-        if window is not None and source.window is not None:
-            window = withdraw_unless(finite, source.window, window, source.entered)
         if adaptation is not None:
             modelled = curved - adaptation.spfb_adaptive_damping * trees.dot(step, step)
             adaptation = remember(adaptation, params, objective, step, slope, modelled)
         warm = None if state.spfb_solution is None else s
-        return trees.cast_like(step, updates), ScaleBySpfbState(info, warm, window, adaptation)
+        window = _settled(state.spfb_window, batch, g, finite)
+        return trees.cast_like(step, updates), ScaleBySpfbState(info, warm, window, limit, adaptation)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _from_batch(options, window, params, inputs, example_weights) -> _Source:
-    """The curvature of the current batch, or of the window that it has entered."""
+class _Batch(NamedTuple):
+    """The curvature of one update, and the batch that is entered into a window for it."""
+
+    source: Curvature  # what the step is made with
+    own: Callable[[], Curvature]  # that of the batch alone
+    window: SpfbWindow | None = None  # with the batch entered
+    examples: Any = None
+    weights: Any = None
+
+
+def _batch(options, state, params, inputs, example_weights, curvature_inputs, curvature_weights) -> _Batch:
+    """The curvature of the caller's choice, of the current batch, or of the window that it enters."""
+    window = state.spfb_window
+    if curvature_inputs is not None:
+        if window is not None:
+            raise ValueError("curvature_inputs: expected None with window=, which keeps its own; got both")
+        weights = options.weights("curvature_weights", curvature_weights, params, curvature_inputs)
+        curvature = options.curvature(params, curvature_inputs, weights)
+        return _Batch(curvature, lambda: curvature)
+    if curvature_weights is not None:
+        raise ValueError("curvature_weights: expected None without curvature_inputs; got weights")
     inputs = _given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+    examples = [] if window is None else check_examples(inputs, options.inputs_like, options.inputs_axes)
     weights = options.weights("example_weights", example_weights, params, inputs)
+    own = functools.cache(lambda: options.curvature(params, inputs, weights))
     if window is None:
-        return _Source(options.curvature(params, inputs, weights))
-    examples, shared = batches.split("inputs", inputs, options.inputs_axes)
+        return _Batch(own(), own)
     entered = push(window, examples, weights)
-    count = weights.shape[0]
-    if count >= options.window:
-        return _Source(options.curvature(params, inputs, weights), entered, count)
+    if weights.shape[0] >= options.window:
+        return _Batch(own(), own, entered, examples, weights)
+    _, shared = batches.split("inputs", inputs, options.inputs_axes)
     flags = batches.axis_flags("inputs", inputs, options.inputs_axes)
     recent = batches.join(jax.tree.structure(inputs), flags, entered.window_examples, shared)
-    curvature = options.curvature(params, recent, entered.window_weights)
-
-    def step_length(g, s, damping):
-        """1 once the window is full.
-
-        Until then no further along s than to the minimum of the bound of the current batch alone, because directions
-        that no example has shown yet have no curvature but the damping; and of that only the part `trust`, because the
-        minimum for a few examples is not one for all.
-        """
-
-        def held_back():
-            batch = options.curvature(params, inputs, weights)
-            curved: Array = batch.quadratic(s) + damping * trees.dot(s, s)
-            to_minimum: Array = trees.dot(g, s) / curved
-            return trust(entered) * jnp.where(curved > 0, jnp.clip(to_minimum, 0, 1), 1)
-
-        return jax.lax.cond(is_full(entered), lambda: jnp.ones_like(damping), held_back)
-
-    return _Source(curvature, entered, count, step_length)
+    return _Batch(options.curvature(params, recent, entered.window_weights), own, entered, examples, weights)
 
 
-def _from_caller(options, window, params, inputs, weights) -> _Source:
-    """The curvature of another batch, of the caller's choice."""
-    if window is not None:
-        raise ValueError("curvature_inputs: expected None with window=, which keeps its own; got both")
-    return _Source(options.curvature(params, inputs, options.weights("curvature_weights", weights, params, inputs)))
+def _step_length(options, state, batch, g, s, damping) -> tuple[Array, SpfbLimit | None]:
+    """What to multiply s by, and what limits the steps to come.
+
+    While a window fills, no further along s than to the minimum of the bound of the current batch alone, because
+    directions that no example has shown yet have no curvature but the damping; and of that only the part `trust`,
+    because the minimum for a few examples is not one for all. Once it is full, as far as earlier batches allow.
+    """
+    one = jnp.ones_like(damping)
+    if batch.window is None:
+        return one, state.spfb_limit
+    slope, curved = trees.dot(g, s), batch.own().quadratic(s) + damping * trees.dot(s, s)
+    positive: Array = jnp.where(curved > 0, curved, 1)  # pyright: ignore[reportAssignmentType]
+    to_minimum = jnp.where(curved > 0, jnp.clip(slope / positive, 0, 1), 1)
+    held_back = trust(batch.window) * to_minimum
+    limit = state.spfb_limit
+    if limit is None:
+        return jnp.where(is_full(batch.window), one, held_back), None
+    rate = options.learning_rate
+    rate = jnp.asarray(rate(limit.limit_updates) if callable(rate) else rate, one.dtype)
+    allowed = jnp.where(is_full(batch.window), longest_step(limit), held_back)
+    length = jnp.where(rate > allowed, allowed / rate, 1)
+    return length, with_batch(limit, slope, curved, min(1.0, batch.weights.shape[0] / options.window))
+
+
+def _settled(window, batch, g, finite) -> SpfbWindow | None:
+    """The window after an update: with the batch if all went well.
+
+    If not, and the batch is to blame, without it. If the batch alone is fine, some older example is to blame, which the
+    parameters have moved away from: then with nothing but the batch.
+    """
+    if batch.window is None:
+        return window
+    kept = withdraw_unless(finite, batch.window, window, batch.weights.shape[0])
+
+    def older_to_blame():
+        return trees.all_finite(g) & trees.all_finite(batch.own().mv(g))
+
+    restart = jax.lax.cond(finite, lambda: jnp.array(False), older_to_blame)
+    return jax.lax.cond(restart, lambda: restarted(window, batch.examples, batch.weights), lambda: kept)
 
 
 def _empty_window(options, params) -> SpfbWindow:
@@ -269,6 +322,15 @@ def _empty_window(options, params) -> SpfbWindow:
     if jax.tree.leaves(params):  # optax.tree.map_params asks for a state without parameters
         shape = batches.logits_shape(options.logits_fn, params, batch_of_one(like, axes))
     return empty_window(options.window, like, axes, shape[1:-1], _dtype(params))
+
+
+def _is_narrow(params):
+    return any(jnp.asarray(leaf).dtype.itemsize < 4 for leaf in jax.tree.leaves(params))
+
+
+def _widen_floats(leaf):
+    narrow = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf.astype(working_dtype(leaf)) if narrow else leaf
 
 
 def _given(name, value, expected):

@@ -6,9 +6,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import batches, checks
+from qbound import batches
 
-__all__ = ["SpfbWindow", "batch_of_one", "empty_window", "is_full", "push", "trust", "withdraw_unless"]
+__all__ = [
+    "SpfbWindow",
+    "batch_of_one",
+    "empty_window",
+    "check_examples",
+    "is_full",
+    "push",
+    "restarted",
+    "trust",
+    "withdraw_unless",
+]
 
 # With as many examples in the window, half of a step is taken. Fewer let the objective of small data sets rise by half
 # in the first steps with batches of one; more slow down the first steps with batches of a hundred.
@@ -55,17 +65,30 @@ def batch_of_one(inputs_like: Any, axes: Any) -> Any:
     return batches.join(jax.tree.structure(shapes), flags, examples, shared)
 
 
+def check_examples(inputs: Any, inputs_like: Any, axes: Any) -> list[Array]:
+    """The arrays of `inputs` that go into a window made for `inputs_like`, which they must be like."""
+    like = batch_of_one(inputs_like, axes)
+    structure, expected = jax.tree.structure(inputs), jax.tree.structure(like)
+    if structure != expected:
+        raise ValueError(f"inputs: expected a tree like inputs_like, of structure {expected}; got {structure}")
+    examples, _ = batches.split("inputs", inputs, axes)
+    examples = [jnp.asarray(leaf) for leaf in examples]
+    for leaf, one in zip(examples, batches.split("inputs_like", like, axes)[0], strict=True):
+        if leaf.shape[1:] != one.shape[1:] or leaf.dtype != one.dtype:
+            raise ValueError(
+                f"inputs: expected examples of shape {one.shape[1:]} and dtype {one.dtype}, as in inputs_like, along a "
+                f"first axis; got {leaf.dtype} of shape {leaf.shape}"
+            )
+    return examples
+
+
 def push(window: SpfbWindow, examples: list[Array], weights: Float[Array, "..."]) -> SpfbWindow:
     """The window with a batch entered; of a batch larger than the window, its last examples."""
-    if len(examples) != len(window.window_examples):
-        raise ValueError(
-            f"inputs: expected a tree like inputs_like, with {len(window.window_examples)} arrays; got {len(examples)}"
-        )
+    window = jax.lax.cond(window.window_filled == 0, lambda: _fill(window, examples), lambda: window)
     place = _places(window, weights.shape[0])
 
     def enter(buffer, new):
-        like = jax.ShapeDtypeStruct((place.size, *buffer.shape[1:]), buffer.dtype)
-        return buffer.at[place].set(checks.matching("inputs", new[-place.size :], like), unique_indices=True)
+        return buffer.at[place].set(new[-place.size :], unique_indices=True)
 
     size = window.window_weights.shape[0]
     return SpfbWindow(
@@ -74,6 +97,31 @@ def push(window: SpfbWindow, examples: list[Array], weights: Float[Array, "..."]
         window_next=(window.window_next + place.size) % size,
         window_filled=jnp.minimum(window.window_filled + place.size, size),
     )
+
+
+def _fill(window: SpfbWindow, examples: list[Array]) -> SpfbWindow:
+    """An empty window with copies of a real example in every place.
+
+    Their weight is 0, but a model may not be finite at inputs of zero, and 0 times NaN is not 0.
+    """
+
+    def copies(buffer, new):
+        # The first example as a sum: unlike indexing, this allows batches that are sharded.
+        is_first = (jnp.arange(new.shape[0]) == 0).reshape(-1, *(1,) * (new.ndim - 1))
+        only_first: Array = jnp.where(is_first, new, 0)  # pyright: ignore[reportAssignmentType]
+        return jnp.broadcast_to(jnp.sum(only_first, axis=0).astype(buffer.dtype), buffer.shape)
+
+    return SpfbWindow(
+        [copies(*pair) for pair in zip(window.window_examples, examples, strict=True)],
+        jnp.zeros_like(window.window_weights),
+        jnp.zeros_like(window.window_next),
+        jnp.zeros_like(window.window_filled),
+    )
+
+
+def restarted(window: SpfbWindow, examples: list[Array], weights: Float[Array, "..."]) -> SpfbWindow:
+    """The window with nothing in it but a batch."""
+    return push(_fill(window, examples), examples, weights)
 
 
 def withdraw_unless(accepted: Bool[Array, ""], pushed: SpfbWindow, window: SpfbWindow, count: int) -> SpfbWindow:
@@ -107,8 +155,9 @@ def is_full(window: SpfbWindow) -> Bool[Array, ""]:
 
 
 def trust(window: SpfbWindow) -> Float[Array, ""]:
-    """k/(k + c) for k examples in the window: what part of a step to take that is right for those."""
-    k = window.window_filled.astype(window.window_weights.dtype)
+    """k/(k + c) for k examples of some weight in the window: what part to take of a step that is right for those."""
+    weights = window.window_weights.reshape(window.window_weights.shape[0], -1)
+    k = jnp.sum(jnp.any(weights > 0, axis=1).astype(weights.dtype))
     return k / (k + HESITATION)
 
 

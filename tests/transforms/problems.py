@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
+
+from tests import reference
 
 
 class Problem(NamedTuple):
@@ -29,6 +32,17 @@ def linear(b=12, d=4, n=3, seed=0, dtype=jnp.float64, scale=1.0):
 def affine(params, x):
     """The same model as `qbound.linear_logits`, but nothing is known about it."""
     return x @ params["weights"] + params["bias"][None, :]
+
+
+def affine_curvature(params, x):
+    """The mean curvature of `affine` on a batch, as a matrix, and its logits."""
+    vector, unravel = ravel_pytree(params)
+    jacobian = np.asarray(jax.jacobian(lambda v: affine(unravel(v), x))(vector))
+    logits = np.asarray(affine(params, x))
+    terms = [
+        j.T @ reference.logit_bound(h, reference.max_first(h))[2] @ j for j, h in zip(jacobian, logits, strict=True)
+    ]
+    return np.mean(terms, axis=0), logits
 
 
 def network(params, x):

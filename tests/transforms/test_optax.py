@@ -118,7 +118,7 @@ def test_vmap_over_seeds_equals_one_at_a_time(variant):
 
     together = jax.vmap(final)(scales)
     one = jax.tree.map(lambda leaf: leaf[1], together)
-    np.testing.assert_allclose(flat(one), flat(trained(variant)[0]), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(flat(one), flat(trained(variant)[0]), rtol=1e-3, atol=1e-3)
     assert np.isfinite(flat(together)).all()
 
 

@@ -413,6 +413,31 @@ def test_traced_damping_that_is_not_positive_is_flagged(solver, damping):
     assert state.spfb_info.spfb_nonfinite
 
 
+def test_negative_part_of_the_damping_is_flagged():
+    p = problems.linear(b=5)
+
+    @jax.jit
+    def run(l2, damping):
+        tx = qbound.spfb(1.0, problems.affine, l2=l2, damping=damping)
+        return tx.update(p.params, tx.init(p.params), p.params, inputs=p.inputs)[1]
+
+    for l2, damping, flag in ((0.1, 0.1, False), (0.1, -0.05, True), (-0.05, 0.1, True)):
+        assert optax.tree.get(run(l2, damping), "spfb_nonfinite") == flag
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_gradients_of_any_size_are_solved_for(solver, scale):
+    p = problems.linear(b=5, dtype=jnp.float32)
+    tx = direction(problems.affine, damping=0.1, solver=solver)
+    plain, large = (
+        jitted(tx)(trees.scale(jnp.float32(c), p.params), tx.init(p.params), p.params, inputs=p.inputs)
+        for c in (1, scale)
+    )
+    assert not large[1].spfb_info.spfb_nonfinite
+    np.testing.assert_allclose(flat(large[0]) / np.float32(scale), flat(plain[0]), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("weights", [np.zeros(5), np.array([1.0, 1, 1, 1, -1])])
 def test_weights_without_a_mean_are_flagged(weights):
     p = problems.linear(b=5)
@@ -469,6 +494,19 @@ def test_bfloat16_parameters_have_a_float32_curvature():
     np.testing.assert_allclose(flat(updates).astype(np.float32), flat(expected), rtol=1e-2, atol=1e-3)
 
 
+def test_bfloat16_inputs_are_widened_with_the_parameters():
+    """For functions that do not mix dtypes, such as `jax.lax.dot`."""
+    p = problems.linear(b=8, dtype=jnp.bfloat16)
+
+    def model(params, x):
+        return jax.lax.dot(x, params["weights"]) + params["bias"][None, :]
+
+    tx = qbound.scale_by_spfb(model, damping=1e-2, solver="cg", max_steps=50)
+    updates, state = jitted(tx)(p.params, tx.init(p.params), p.params, inputs=p.inputs)
+    assert updates["bias"].dtype == jnp.bfloat16
+    assert state.spfb_info.spfb_residual < 1e-3
+
+
 def test_step_too_large_for_float16_is_flagged():
     params, grads = jnp.zeros(2, jnp.float16), jnp.full(2, 100.0, jnp.float16)
     tx = qbound.scale_by_spfb(lambda theta, f: f @ theta, damping=1e-4)
@@ -510,6 +548,16 @@ def test_adaptive_damping_grows_where_the_loss_rises():
     np.testing.assert_allclose(dampings, [1e-3, 2e-3, 4e-3, 8e-3, 8e-3])
 
 
+def test_adaptive_damping_does_not_take_noise_for_a_verdict():
+    """Batches whose losses differ by more than a step changes them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 100, 4))
+    y = np.argmax(x[..., :3] + 2 * rng.normal(size=(200, 100, 3)), axis=-1)
+    tx = qbound.spfb(0.3, qbound.linear_logits, l2=1e-3, adaptive_damping=0.1, solver="dense")
+    _, state = problems.train(tx, qbound.linear_logits, jnp.zeros((4, 3)), x, y)
+    assert optax.tree.get(state, "spfb_adaptive_damping") < 10
+
+
 # Bad input
 
 
@@ -536,6 +584,13 @@ def _call(logits_fn=problems.affine, params="good", grads="good", update=None, d
         ({"damping": -1.0}, ValueError, r"damping: expected a finite number > 0; got -1.0"),
         ({"damping": 0.0}, ValueError, r"damping: expected a finite number > 0; got 0.0"),
         ({"damping": "0.1"}, TypeError, r"damping: expected a number; got '0.1'"),
+        ({"damping": np.float32(-1)}, ValueError, r"damping: expected a finite number > 0; got np.float32\(-1.0\)"),
+        (
+            {"logits_fn": lambda p, x: x[:, :1]},
+            ValueError,
+            r"logits_fn: expected logits of at least two labels; .*\(5, 1\)",
+        ),
+        ({"update": {"curvature_weights": jnp.ones(5)}}, ValueError, r"curvature_weights: expected None without"),
         ({"solver": "newton"}, ValueError, r"solver: expected one of 'auto', 'dense', 'woodbury', 'cg'; got 'newton'"),
         ({"order": "ascending"}, ValueError, r"order: expected one of"),
         ({"max_steps": 0}, ValueError, r"max_steps: expected a Python integer > 0; got 0"),

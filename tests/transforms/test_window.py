@@ -186,8 +186,12 @@ def test_window_of_sequences_keeps_the_weight_of_every_position():
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (jnp.ones((3, 5)), r"inputs: expected an array of shape \(3, 4\); got shape \(3, 5\)"),
-        ((jnp.ones((3, 4)), jnp.ones((3, 4))), r"inputs: expected a tree like inputs_like, with 1 arrays; got 2"),
+        (
+            jnp.ones((3, 5)),
+            r"inputs: expected examples of shape \(4,\) and dtype float64.*; got float64 of shape \(3, 5\)",
+        ),
+        (jnp.ones((3, 4), jnp.uint8), r"inputs: expected examples of .* dtype float64, as in inputs_like.*; got uint8"),
+        ((jnp.ones((3, 4)), jnp.ones((3, 4))), r"inputs: expected a tree like inputs_like, of structure"),
     ],
 )
 def test_inputs_unlike_the_window_are_named(inputs, words):
@@ -196,3 +200,102 @@ def test_inputs_unlike_the_window_are_named(inputs, words):
     tx = qbound.scale_by_spfb(first, damping=0.1, window=6, inputs_like=SHAPE)
     with pytest.raises(ValueError, match=words):
         tx.update(p.params, tx.init(p.params), p.params, inputs=inputs)
+
+
+def _batches(tx, p, size, params=None, steps=None):
+    """Updates at fixed parameters, batch after batch: the states."""
+    params = p.params if params is None else params
+    state, states = tx.init(params), []
+    for start in range(0, len(p.labels), size)[:steps]:
+        x, y = p.inputs[start : start + size], p.labels[start : start + size]
+        _, state = jitted(tx)(_grads(p, x, y), state, params, inputs=x)
+        states.append(state)
+    return states
+
+
+def test_model_need_not_be_finite_at_inputs_of_zero():
+    """Places without an example hold copies of a real one: a weight of 0 does not undo a NaN."""
+    p = problems.linear(b=12)
+
+    def normalised(params, x):
+        return problems.affine(params, x / jnp.linalg.norm(x, axis=1, keepdims=True))
+
+    tx = qbound.scale_by_spfb(normalised, damping=0.01, solver="cg", window=100, inputs_like=SHAPE)
+    last = _batches(tx, p, 4)[-1]
+    assert last.spfb_info.spfb_nonfinite_total == 0
+    assert last.spfb_window.window_filled == 12
+
+
+def test_window_starts_again_when_the_parameters_have_moved_away_from_an_old_example():
+    """The logarithm of a negative number, for an example that was fine when it entered."""
+    x = jnp.asarray([[0.1], [5.0], [0.2], [0.3]])
+
+    def model(theta, x):
+        h = jnp.log(2 + x * theta[None, :])
+        return jnp.concatenate([h, 0 * h], axis=1)
+
+    tx = qbound.scale_by_spfb(model, damping=0.1, solver="cg", window=8, inputs_like=jnp.zeros(1))
+    theta = jnp.zeros(1)
+    _, state = jitted(tx)(theta + 1, tx.init(theta), theta, inputs=x)
+    assert not state.spfb_info.spfb_nonfinite
+    moved = theta - 1.0
+    good = x[:1]
+    updates, state = jitted(tx)(theta + 1, state, moved, inputs=good)
+    assert updates == 0
+    assert state.spfb_info.spfb_nonfinite
+    assert state.spfb_window.window_filled == 1
+    updates, state = jitted(tx)(theta + 1, state, moved, inputs=good)
+    assert updates != 0
+    assert not state.spfb_info.spfb_nonfinite
+
+
+def test_limit_is_what_earlier_batches_allow():
+    """2 E[g's]/E[s'Bs] over the batches before; the current one has no say."""
+    p = problems.linear(b=40, d=4, n=3)
+    tx = qbound.spfb(1.0, problems.affine, damping=0.01, solver="dense", window=16, inputs_like=SHAPE)
+    plain = windowed(16)
+    alone = qbound.scale_by_spfb(problems.affine, damping=0.01, solver="dense")
+    states, solves = (_batches(t, p, 1, steps=24) for t in (tx, plain))
+    slopes, curved, lengths = [], [], []
+    for k, (state, solve) in enumerate(zip(states, solves, strict=True)):
+        x, y = p.inputs[k : k + 1], p.labels[k : k + 1]
+        g = flat(_grads(p, x, y))
+        # Places without an example have weight 0, as in the window.
+        weights = (np.arange(16) < k + 1).astype(float)
+        recent = p.inputs[np.arange(16) + max(0, k - 15)]
+        s, _ = jitted(alone)(
+            _grads(p, x, y), alone.init(p.params), p.params, curvature_inputs=recent, curvature_weights=weights
+        )
+        own, _ = problems.affine_curvature(p.params, x)
+        s = flat(s)
+        if k > 15:
+            expected = min(1.0, 2 * np.dot(*_averaged(slopes, 1 / 16)) / np.dot(*_averaged(curved, 1 / 16)))
+            lengths.append(float(optax.tree.get(state, "spfb_step_length")))
+            np.testing.assert_allclose(lengths[-1], expected, rtol=1e-6)
+            assert solve.spfb_info.spfb_step_length == 1
+        slopes.append(g @ s)
+        curved.append(s @ own @ s + 0.01 * s @ s)
+    assert min(lengths) < 1
+
+
+def _averaged(values, weight):
+    """The values with their weights in a running average that starts as a plain mean."""
+    weights = []
+    for t in range(len(values)):
+        new = max(1 / (t + 1), weight)
+        weights = [w * (1 - new) for w in weights] + [new]
+    return np.array(values), np.array(weights)
+
+
+def test_limit_follows_the_learning_rate():
+    """What is limited is the learning rate times the step: with a small rate there is nothing to limit."""
+    p = problems.linear(b=40)
+    options = {"damping": 0.01, "solver": "dense", "window": 16, "inputs_like": SHAPE}
+    whole, small, scheduled, free = (
+        _batches(qbound.spfb(rate, problems.affine, **options, limit_steps=limited), p, 1, steps=20)[-1]
+        for rate, limited in ((1.0, True), (0.01, True), (lambda t: jnp.where(t < 19, 1.0, 0.5), True), (1.0, False))
+    )
+    length = lambda state: float(optax.tree.get(state, "spfb_step_length"))  # noqa: E731
+    assert length(whole) < 0.5
+    assert length(small) == length(free) == 1
+    np.testing.assert_allclose(length(scheduled), 2 * length(whole))
