@@ -9,7 +9,7 @@ objective, relative to it, and the worst objective on the way. Medians over seed
 - the same batch, as in the paper: safe, but gradient and curvature depend on each other, and every step is biased;
 - the batch before: no bias, but directions it does not cover have no curvature but l2;
 - a running average of the curvatures of the batches;
-- a window of recent examples, the current batch among them: `window=`.
+- a window of recent examples, the current batch among them: `window=`, with steps limited as `qbound.spfb` does.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from experiments.digits import cross_entropy, objective, optimum, pooled_digits
 from experiments.plots import save, two_panels
 from qbound.batches import mean_curvature
 
-__all__ = ["SOURCES", "SmallBatchesConfig", "draw", "results", "run", "table"]
+__all__ = ["SOURCES", "SmallBatchesConfig", "draw", "results", "run", "table", "window_source"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,12 @@ def _average(config, grads, state, params, x, t):
     return params - _rate(t) * s, average
 
 
+def window_source(**options) -> Source:
+    """A window of recent examples."""
+    like = jax.ShapeDtypeStruct((17,), jnp.float32)
+    return _optax_source(lambda config: {"window": config.window, "inputs_like": like, **options}, "#009E73", "-", "o")
+
+
 SOURCES = {
     "the same batch (the paper)": _optax_source(lambda config: {}, "#D55E00", "--", "s"),
     "the batch before": Source(
@@ -105,10 +111,7 @@ SOURCES = {
     "running average": Source(
         lambda config, params: jnp.zeros((params.size, params.size)), _average, "#E69F00", "-.", "^"
     ),
-    "window of recent examples": _optax_source(
-        lambda config: {"window": config.window, "inputs_like": jax.ShapeDtypeStruct((17,), jnp.float32)},
-        "#009E73", "-", "o",
-    ),
+    "window of recent examples": window_source(),
 }  # fmt: skip
 
 

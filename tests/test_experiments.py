@@ -94,13 +94,29 @@ def test_window_removes_the_bias_and_keeps_the_objective_from_leaping(tmp_path):
 
 
 @pytest.mark.usefixtures("default_mode")
-@pytest.mark.parametrize("batch", [1, 3])
-def test_objective_does_not_leap_while_the_window_fills(batch):
+def test_objective_does_not_leap_while_the_window_fills():
+    batch = 1
     settings = importlib.import_module("configs.small_batches").config()
     settings = dataclasses.replace(settings, batches=(batch,), steps=300 // batch - 1, window=300, seeds=3)
     values, _ = small_batches.run(settings, "window of recent examples", batch)
     assert np.max(values) < 1.5 * np.log(3)
     assert np.median(values[:, -1]) < 0.3
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_batches_of_any_size_are_safe_at_learning_rate_one(monkeypatch):
+    """Long after the window has filled, and without any decay: batches of three."""
+    batch = 3
+    monkeypatch.setattr(small_batches, "_rate", lambda step: 1.0 + 0 * step)
+    settings = importlib.import_module("configs.small_batches").config()
+    settings = dataclasses.replace(settings, batches=(batch,), steps=600, window=200, seeds=2)
+    values, _ = small_batches.run(settings, "window of recent examples", batch)
+    assert np.max(values) < 1.5 * np.log(3)
+    assert np.median(values[:, -1]) < 0.4
+    free = small_batches.window_source(limit_steps=False)
+    monkeypatch.setitem(small_batches.SOURCES, "without a limit", free)
+    values, _ = small_batches.run(settings, "without a limit", batch)
+    assert np.max(values) > 5 * np.log(3), "the test needs a problem where steps without a limit are too long"
 
 
 def test_traces_are_ordered_as_the_documentation_says():

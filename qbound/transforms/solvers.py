@@ -45,27 +45,26 @@ def solve(
     precondition: Callable[[Any], Any] | None = None,
     start: Any | None = None,
 ) -> Solution:
-    """(curvature + damping I)^-1 g, for g scaled to a largest entry of 1: its squares neither overflow nor vanish."""
-    size = trees.largest(g)
-    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-    small = trees.scale(1 / size, g)
-    start = None if start is None else trees.scale(1 / size, start)
-    unit = _solve(solver, curvature, small, damping, max_steps, tolerance, precondition, start)
-    return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
+    """(curvature + damping I)^-1 g."""
 
-
-def _solve(solver, curvature, g, damping, max_steps, tolerance, precondition, start) -> Solution:
     def product(v):
         return trees.add_scaled(curvature.mv(v), damping, v)
 
     if solver == "auto":
         solver = "cg" if precondition is not None else choose_solver(curvature, max_steps)
     if solver == "cg":
-        if precondition is not None:
-            precondition = _checked(precondition)
-        return conjugate_gradients(
-            product, g, max_steps=max_steps, tolerance=tolerance, precondition=precondition, start=start
+        # The iteration works with squares: with a largest entry of 1 they neither overflow nor vanish.
+        size = trees.largest(g)
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        unit = conjugate_gradients(
+            product,
+            trees.scale(1 / size, g),
+            max_steps=max_steps,
+            tolerance=tolerance,
+            precondition=None if precondition is None else _checked(precondition),
+            start=None if start is None else trees.scale(1 / size, start),
         )
+        return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
     if solver == "woodbury" and not isinstance(curvature, ModelCurvature):
         raise ValueError('solver: expected "dense" or "cg" for a batch in pieces (microbatch_size=); got "woodbury"')
     by_name = {"dense": lambda c: c.solve_dense(g, damping), "woodbury": lambda c: c.solve_by_rows(g, damping)}
