@@ -119,6 +119,19 @@ def _flat(tree):
     return ravel_pytree(tree)[0]
 
 
+@jax.jit
+def _operations(curvature, v, damping):
+    return curvature.mv(v), curvature.quadratic(v), curvature.dense(), curvature.factor(), curvature.solve(v, damping)
+
+
+@functools.cache
+def operations(name, dtype, seed=0):
+    """A vector, and every operation on it, compiled as one."""
+    curvature = build(name, dtype)
+    flat, v = _vector(curvature, dtype, seed)
+    return flat, v, *_operations(curvature, v, jnp.asarray(0.1, dtype))
+
+
 def test_every_curvature_of_the_package_is_here():
     covered = {type(build(name, jnp.float64)) for name in CURVATURES}
     assert covered == {subclass for subclass in Curvature.__subclasses__()}
@@ -127,32 +140,27 @@ def test_every_curvature_of_the_package_is_here():
 @every_dtype
 @every_curvature
 def test_product_equals_the_dense_product(name, dtype):
-    curvature = build(name, dtype)
-    flat, v = _vector(curvature, dtype)
-    product = curvature.mv(v)
+    flat, v, product, _, matrix, _, _ = operations(name, dtype)
     assert jax.tree.structure(product) == jax.tree.structure(v)
-    assert _flat(product).dtype == curvature.dense().dtype == dtype
-    tolerance = 60 * jnp.finfo(dtype).eps * (1 + np.abs(curvature.dense()).max())
-    np.testing.assert_allclose(_flat(product), curvature.dense() @ flat, rtol=0, atol=tolerance)
+    assert _flat(product).dtype == matrix.dtype == dtype
+    tolerance = 60 * jnp.finfo(dtype).eps * (1 + np.abs(matrix).max())
+    np.testing.assert_allclose(_flat(product), matrix @ flat, rtol=0, atol=tolerance)
 
 
 @every_dtype
 @every_curvature
 def test_quadratic_form_equals_the_dense_one_and_is_not_negative(name, dtype):
-    curvature = build(name, dtype)
     for seed in range(3):
-        flat, v = _vector(curvature, dtype, seed)
-        form = curvature.quadratic(v)
+        flat, _, _, form, matrix, _, _ = operations(name, dtype, seed)
         assert form.dtype == dtype
         assert form >= 0
-        np.testing.assert_allclose(form, flat @ curvature.dense() @ flat, rtol=1e3 * jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(form, flat @ matrix @ flat, rtol=1e3 * jnp.finfo(dtype).eps)
 
 
 @every_dtype
 @every_curvature
 def test_factor_squares_to_the_matrix(name, dtype):
-    curvature = build(name, dtype)
-    rows, matrix = curvature.factor(), curvature.dense()
+    *_, matrix, rows, _ = operations(name, dtype)
     assert rows.dtype == dtype
     tolerance = 60 * jnp.finfo(dtype).eps * (1 + np.abs(matrix).max())
     np.testing.assert_allclose(rows.T @ rows, matrix, rtol=0, atol=tolerance)
@@ -163,23 +171,20 @@ def test_factor_squares_to_the_matrix(name, dtype):
 @pytest.mark.parametrize("damping", [1e-3, 2.0])
 def test_solve_equals_the_dense_solve(damping, name):
     curvature = build(name, jnp.float64)
-    flat, g = _vector(curvature, jnp.float64)
-    matrix = np.asarray(curvature.dense())
+    flat, g, *_, matrix, _, _ = operations(name, jnp.float64)
+    matrix = np.asarray(matrix)
     expected = np.linalg.solve(matrix + damping * np.eye(len(matrix)), flat)
-    solution = curvature.solve(g, damping)
+    solution = _operations(curvature, g, damping)[-1]
     assert jax.tree.structure(solution) == jax.tree.structure(g)
     np.testing.assert_allclose(_flat(solution), expected, rtol=1e-9, atol=1e-9)
-    traced = jax.jit(lambda c, g, damping: c.solve(g, damping))(curvature, g, damping)
-    np.testing.assert_allclose(_flat(traced), expected, rtol=1e-9, atol=1e-9)
 
 
 @every_curvature
 def test_solve_in_float32_leaves_a_small_residual(name):
-    curvature = build(name, jnp.float32)
-    flat, g = _vector(curvature, jnp.float32)
-    solution = _flat(curvature.solve(g, 0.1))
+    flat, *_, matrix, _, solution = operations(name, jnp.float32)
+    solution = _flat(solution)
     assert solution.dtype == jnp.float32
-    residual = curvature.dense() @ solution + jnp.float32(0.1) * solution - flat
+    residual = matrix @ solution + jnp.float32(0.1) * solution - flat
     assert np.abs(residual).max() < 1e-4
 
 
@@ -191,7 +196,7 @@ def test_damping_must_be_positive(name):
         with pytest.raises(ValueError, match=rf"damping: expected a finite number > 0; got {damping}"):
             curvature.solve(g, damping)
     # An array has no value while traced: a wrong one is seen in the result.
-    assert np.isnan(_flat(curvature.solve(g, jnp.asarray(-1.0)))).all()
+    assert np.isnan(_flat(_operations(curvature, g, jnp.asarray(-1.0))[-1])).all()
 
 
 @every_curvature
@@ -199,11 +204,10 @@ def test_operations_are_the_same_under_jit(name):
     curvature = build(name, jnp.float64)
     _, v = _vector(curvature, jnp.float64)
 
-    def everything(curvature, v):
-        return curvature.mv(v), curvature.quadratic(v), curvature.dense()
-
-    for a, b in zip(everything(curvature, v), jax.jit(everything)(curvature, v), strict=True):
-        np.testing.assert_allclose(_flat(a), _flat(b), rtol=1e-12, atol=1e-13)
+    eager = curvature.mv(v), curvature.quadratic(v), curvature.dense(), curvature.solve(v, 0.1)
+    _, _, *compiled, _, solution = operations(name, jnp.float64)
+    for a, b in zip(eager, (*compiled, solution), strict=True):
+        np.testing.assert_allclose(_flat(a), _flat(b), rtol=1e-9, atol=1e-11)
 
 
 @every_curvature

@@ -58,7 +58,7 @@ def test_iterates_equal_algorithm_2(batch, order):
 
 @pytest.mark.parametrize("logits_fn", [qbound.linear_logits, problems.affine])
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("b", [1, 2, 30])
+@pytest.mark.parametrize("b", [1, 30])
 def test_every_solver_equals_the_reference(b, solver, logits_fn):
     p = problems.linear(b=b)
     tx = direction(logits_fn, damping=0.01, solver=solver, **TIGHT)
@@ -139,8 +139,7 @@ def test_weights_of_zero_remove_examples_and_whole_ones_repeat_them(solver, logi
     np.testing.assert_allclose(flat(weighted), flat(repeated), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("known", "solver"), [(True, "woodbury"), (True, "cg"), (False, "dense"), (False, "cg")])
 def test_sequences_are_examples_and_padding_has_no_weight(known, solver):
     p = problems.linear(b=12)
     model = qbound.linear_logits if known else (lambda params, x: x @ params["weights"] + params["bias"][None, None, :])
@@ -171,7 +170,7 @@ def test_labels_are_removed_by_infinite_logits():
 
 
 @pytest.mark.parametrize("solver", ["dense", "cg"])
-@pytest.mark.parametrize("size", [1, 4, 5, 100])
+@pytest.mark.parametrize("size", [4, 100])
 def test_microbatches_change_nothing(size, solver):
     p, params = problems.linear(b=10), problems.network_params()
     weights = jnp.asarray(np.random.default_rng(0).uniform(size=10))
@@ -398,9 +397,8 @@ def test_numbers_that_are_not_finite_give_no_step_and_are_flagged(what, solver, 
     assert state.spfb_info.spfb_nonfinite_total == 1
 
 
-@pytest.mark.parametrize("damping", [0.0, -1.0, np.nan])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_traced_damping_that_is_not_positive_is_flagged(solver, damping):
+def test_traced_damping_that_is_not_positive_is_flagged(solver):
     p = problems.linear(b=5)
 
     @jax.jit
@@ -408,9 +406,10 @@ def test_traced_damping_that_is_not_positive_is_flagged(solver, damping):
         tx = qbound.scale_by_spfb(problems.affine, damping=damping, solver=solver)
         return tx.update(p.params, tx.init(p.params), p.params, inputs=p.inputs)
 
-    updates, state = run(damping)
-    np.testing.assert_array_equal(flat(updates), 0 * flat(p.params))
-    assert state.spfb_info.spfb_nonfinite
+    for damping in (0.0, -1.0, np.nan):
+        updates, state = run(damping)
+        np.testing.assert_array_equal(flat(updates), 0 * flat(p.params))
+        assert state.spfb_info.spfb_nonfinite
 
 
 def test_negative_part_of_the_damping_is_flagged():
