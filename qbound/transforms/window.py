@@ -20,8 +20,8 @@ __all__ = [
     "withdraw_unless",
 ]
 
-# With as many examples in the window, half of a step is taken. Fewer let the objective of small data sets rise by half
-# in the first steps with batches of one; more slow down the first steps with batches of a hundred.
+# With as many examples in the window, half of a step is taken. Chosen by hand: less is bolder with batches of one, more
+# slows down the first steps with large batches.
 HESITATION = 30
 
 
