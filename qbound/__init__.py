@@ -1,5 +1,6 @@
 """Quadratic bounds on partition functions, in JAX."""
 
+from qbound import mm
 from qbound.bounds import (
     bohning_bound,
     local_bound,
@@ -23,6 +24,7 @@ __all__ = [
     "linear_logits",
     "local_bound",
     "log_partition_bound",
+    "mm",
     "partition_function_bound",
     "scale_by_spfb",
     "second_order_expansion",

@@ -15,7 +15,16 @@ from qbound.curvature import Curvature, ModelCurvature, Pieces
 from qbound.models import checked_logits, linearise
 from qbound.quadratic import QuadraticBound
 
-__all__ = ["axis_flags", "example_count", "full_weights", "join", "logits_shape", "mean_curvature", "split"]
+__all__ = [
+    "axis_flags",
+    "example_count",
+    "full_weights",
+    "join",
+    "logits_shape",
+    "mean_curvature",
+    "normalised",
+    "split",
+]
 
 
 def mean_curvature(
@@ -39,8 +48,7 @@ def mean_curvature(
       axes: which leaves of `inputs` have an axis of examples.
       microbatch_size: the most examples to linearise at a time.
     """
-    weights = jnp.where(weights >= 0, weights, jnp.nan)
-    weights = weights / jnp.sum(weights)
+    weights = normalised(weights)
     if microbatch_size is None or microbatch_size >= example_count("inputs", inputs, axes):
         return _weighted_curvature(logits_fn, bound, params, inputs, weights)
 
@@ -79,6 +87,12 @@ def _in_pieces(array, size, mode):
     pieces = -(-array.shape[0] // size)
     padding = [(0, pieces * size - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
     return jnp.pad(array, padding, mode=mode).reshape(pieces, size, *array.shape[1:])
+
+
+def normalised(weights: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Weights that sum to 1; NaN throughout if one is negative or not a number, or all are 0."""
+    weights = jnp.where(weights >= 0, weights, jnp.nan)
+    return weights / jnp.sum(weights)
 
 
 def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) -> Float[Array, "..."]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import trees
 from qbound.types import Scalar
 
-__all__ = ["Solution", "checked_solution", "conjugate_gradients"]
+__all__ = ["Solution", "checked_solution", "conjugate_gradients", "iterate"]
 
 
 class Solution(NamedTuple):
@@ -72,6 +72,42 @@ def conjugate_gradients(
     Returns:
       A `Solution`.
     """
+    size, g, start = _unit(g, start)
+    s, steps, _ = _iterate(product, g, max_steps, tolerance, precondition, start)
+    unit = checked_solution(product, g, s, steps)
+    return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
+
+
+def iterate(
+    product: Callable[[Any], Any],
+    g: Any,
+    *,
+    max_steps: int,
+    tolerance: Scalar,
+    precondition: Callable[[Any], Any] | None = None,
+    start: Any | None = None,
+) -> tuple[Any, Int[Array, ""], Float[Array, ""]]:
+    """As `conjugate_gradients`, without the product that checks its solution.
+
+    Returns:
+      s, the steps taken, and the relative residual carried along.
+    """
+    size, g, start = _unit(g, start)
+    s, steps, residual = _iterate(product, g, max_steps, tolerance, precondition, start)
+    return trees.scale(size, s), steps, residual
+
+
+def _unit(g, start):
+    """The largest entry of g, and both vectors divided by it.
+
+    The iteration works with squares: with a largest entry of 1 they neither overflow nor vanish.
+    """
+    size = trees.largest(g)
+    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    return size, trees.scale(1 / size, g), None if start is None else trees.scale(1 / size, start)
+
+
+def _iterate(product, g, max_steps, tolerance, precondition, start):
     precondition = (lambda r: r) if precondition is None else precondition
 
     def directions(r):
@@ -105,7 +141,7 @@ def conjugate_gradients(
 
     first = _State(jnp.zeros((), jnp.int32), s, r, z, rz, rr, jnp.isfinite(rz))
     last = jax.lax.while_loop(unfinished, step, first)
-    return checked_solution(product, g, last.s, last.step)
+    return last.s, last.step, jnp.sqrt(last.rr / jnp.where(gg == 0, 1, gg))
 
 
 def checked_solution(product: Callable[[Any], Any], g: Any, s: Any, steps: Int[Array, ""]) -> Solution:

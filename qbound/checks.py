@@ -18,6 +18,7 @@ from qbound.types import Scalar
 __all__ = [
     "choice",
     "float_array",
+    "float_tree",
     "function",
     "integer",
     "is_number",
@@ -68,6 +69,17 @@ def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "...
         if size == 0:
             raise ValueError(f"{name}: expected {axis} >= 1 in {expected}; got shape {array.shape}")
     return array
+
+
+def float_tree(name: str, tree: Any) -> Any:
+    """`tree` with its leaves as arrays, all of a float dtype."""
+    tree = jax.tree.map(jnp.asarray, tree)
+    if not jax.tree.leaves(tree):
+        raise ValueError(f"{name}: expected at least one array; got {tree!r}")
+    for leaf in jax.tree.leaves(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(f"{name}: expected float arrays; got one of dtype {leaf.dtype}")
+    return tree
 
 
 def matching(name: str, array: Any, like: Any) -> Array:

@@ -25,7 +25,7 @@ LAYERS = [
     {"qbound.quadratic"},
     {"qbound.bounds"},
     {"qbound.batches"},
-    {"qbound.transforms"},
+    {"qbound.mm", "qbound.transforms"},
     {"qbound"},
 ]
 

@@ -28,12 +28,12 @@ def curvature_weight(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.where(small, series, jnp.where(infinite, 0, jnp.tanh(y) / y)) / 4
 
 
-def local_factor(radius: Float[Array, ""]) -> Float[Array, ""]:
+def local_factor(radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """2 (e^r - r - 1)/r^2: what to multiply the Hessian of log-sum-exp by for a bound as far as r from its point.
 
-    1 at r = 0; overflows to inf beyond r = 88 in float32 and 709 in float64.
+    1 at r = 0; overflows to inf beyond r = 88 in float32 and 709 in float64. Below 0 it is the same function.
     """
-    small = radius < _LOCAL_LIMIT
+    small = jnp.abs(radius) < _LOCAL_LIMIT
     r = jnp.where(small, 1, radius)
     return jnp.where(small, _polynomial(_LOCAL_SERIES, jnp.where(small, radius, 0)), 2 * (jnp.expm1(r) - r) / r**2)
 

@@ -53,18 +53,14 @@ def solve(
     if solver == "auto":
         solver = "cg" if precondition is not None else choose_solver(curvature, max_steps)
     if solver == "cg":
-        # The iteration works with squares: with a largest entry of 1 they neither overflow nor vanish.
-        size = trees.largest(g)
-        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-        unit = conjugate_gradients(
+        return conjugate_gradients(
             product,
-            trees.scale(1 / size, g),
+            g,
             max_steps=max_steps,
             tolerance=tolerance,
             precondition=None if precondition is None else _checked(precondition),
-            start=None if start is None else trees.scale(1 / size, start),
+            start=start,
         )
-        return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
     if solver == "woodbury" and not isinstance(curvature, ModelCurvature):
         raise ValueError('solver: expected "dense" or "cg" for a batch in pieces (microbatch_size=); got "woodbury"')
     by_name = {"dense": lambda c: c.solve_dense(g, damping), "woodbury": lambda c: c.solve_by_rows(g, damping)}

@@ -1,0 +1,118 @@
+r"""The objective of a full batch, and everything about it that does not change from step to step.
+
+.. math:: L(\theta) = \sum_j w_j \left[\log Z_j(\theta) - t_j^\top h_j(\theta)\right] + \tfrac12 \sum_i \lambda_i \theta_i^2
+
+with logits h_j affine in the parameters, t_j the probabilities of the labels, and weights w_j that sum to 1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from qbound import trees
+from qbound.batches import full_weights, logits_shape, normalised
+from qbound.mm.results import Result
+from qbound.models import BatchMap
+from qbound.records import record
+from qbound.types import Scalar, working_dtype
+
+__all__ = ["Problem", "make_problem"]
+
+# How far a row of probabilities may be from a sum of 1.
+_SUM_TOLERANCE = 1e-3
+
+
+@record
+class Problem:
+    """Labels, weights and regulariser, and whether they make sense."""
+
+    targets: Float[Array, "b n"]  # t_j
+    weights: Float[Array, " b"]  # w_j, of sum 1
+    l2: Any  # a number for each leaf of the parameters
+    verdict: Int[Array, ""]  # a `Result`: UNFINISHED if nothing is wrong
+
+    def mean(self, values: Float[Array, " b"]) -> Float[Array, ""]:
+        """Over the examples. A weight of 0 removes its example, even one that is infinite."""
+        return jnp.sum(jnp.where(self.weights == 0, 0, self.weights * values))
+
+    def objective(self, params: Any, logits: Float[Array, "b n"]) -> Float[Array, ""]:
+        """L."""
+        observed = jnp.sum(jnp.where(self.targets == 0, 0, self.targets * logits), axis=1)
+        return self.mean(jax.nn.logsumexp(logits, axis=1) - observed) + self.penalty(params, params) / 2
+
+    def gradient(self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]) -> Any:
+        """J'(w (p - t)) + l2 params."""
+        w = self.weights[:, None]
+        of_logits = jnp.where(w == 0, 0, w * (jax.nn.softmax(logits, axis=1) - self.targets))
+        return self.damped(linear_map.transpose(of_logits), params)
+
+    def damped(self, product: Any, v: Any) -> Any:
+        """`product` + l2 v."""
+        return jax.tree.map(lambda x, c, v: x + c * v, product, self.l2, v)
+
+    def penalty(self, a: Any, b: Any) -> Float[Array, ""]:
+        """a' l2 b."""
+        return trees.dot(a, jax.tree.map(jnp.multiply, self.l2, b))
+
+
+def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:
+    """Check the shapes of what was given, and look for values out of range."""
+    shape = logits_shape(logits_fn, params, inputs)
+    dtype = working_dtype(*jax.tree.leaves(params))
+    rows = full_weights("example_weights", weights, shape[:-1], dtype).reshape(-1)
+    rows = normalised(rows)
+    targets, fine = _targets(labels, shape, dtype)
+    l2 = _of_every_leaf(l2, params)
+    verdict = jnp.asarray(Result.UNFINISHED, jnp.int32)
+    # The first of these is the one reported, so it is set last.
+    for code, good in (
+        (Result.BAD_LABELS, jnp.all(fine | (rows == 0))),
+        (Result.BAD_WEIGHTS, jnp.all(jnp.isfinite(rows))),
+        (Result.BAD_L2, _is_regulariser(l2)),
+    ):
+        verdict = jnp.where(good, verdict, jnp.int32(code))
+    return Problem(targets=targets, weights=rows, l2=l2, verdict=verdict)
+
+
+def _targets(labels, shape, dtype) -> tuple[Array, Array]:
+    """Rows of probabilities, and which of them are right."""
+    labels = jnp.asarray(labels)
+    n = shape[-1]
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+        if labels.shape != shape[:-1]:
+            raise ValueError(
+                f"labels: expected integers of shape {shape[:-1]} for logits of shape {shape}; got shape {labels.shape}"
+            )
+        labels = labels.reshape(-1)
+        return jax.nn.one_hot(labels, n, dtype=dtype), (labels >= 0) & (labels < n)
+    if not jnp.issubdtype(labels.dtype, jnp.floating):
+        raise TypeError(f"labels: expected integers, or rows of probabilities as floats; got dtype {labels.dtype}")
+    if labels.shape != shape:
+        raise ValueError(
+            f"labels: expected probabilities of shape {shape}, that of the logits; got floats of shape {labels.shape}"
+        )
+    rows = labels.reshape(-1, n).astype(dtype)
+    return rows, jnp.all(rows >= 0, axis=1) & (jnp.abs(jnp.sum(rows, axis=1) - 1) <= _SUM_TOLERANCE)
+
+
+def _of_every_leaf(l2, params):
+    """`l2`, a number or a tree of numbers for the first levels of `params`, as a number for each of its leaves."""
+    try:
+        full = jax.tree.broadcast(l2, params)
+    except ValueError as error:
+        raise ValueError(f"l2: expected a number, or a tree of numbers as params is one; got {l2!r}: {error}") from None
+
+    def number(c: Scalar, leaf):
+        if jnp.shape(c) != ():
+            raise ValueError(f"l2: expected a number for each leaf of params; got an array of shape {jnp.shape(c)}")
+        return jnp.asarray(c, leaf.dtype)
+
+    return jax.tree.map(number, full, params)
+
+
+def _is_regulariser(l2):
+    numbers = jnp.stack([leaf.astype(jnp.float32) for leaf in jax.tree.leaves(l2)])
+    return jnp.all(jnp.isfinite(numbers) & (numbers >= 0)) & jnp.any(numbers > 0)
