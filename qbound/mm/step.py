@@ -30,8 +30,9 @@ DENSE_LIMIT = 100
 # CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: early steps need not be exact, late ones become so.
 _LOOSEST = 0.5
 # A run has stalled after so many steps in which the gradient norm found no new least value, of at most so large a part of
-# the last, and no step was certified to decrease the objective by so many units of its rounding.
-_PATIENCE, _PROGRESS, _NOISE = 10, 0.9, 4
+# the last, and no step was certified to decrease the objective by so many units of its rounding. Newton's method makes
+# fast progress or none; a global bound may need many steps for a tenth.
+_NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
 
 
 class MMState(NamedTuple):
@@ -258,6 +259,7 @@ def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
     least = point.gradient_norm < _PROGRESS * state.least_norm
     visible = certified > _NOISE * jnp.finfo(certified.dtype).eps * jnp.abs(point.objective)
     since = jnp.where(least | visible, 0, state.steps_since + 1)
+    patience = jnp.where(newton, _NEWTON_PATIENCE, _PATIENCE)
     return MMState(
         *point,
         newton=newton,
@@ -265,7 +267,7 @@ def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
         least_norm=jnp.where(least, point.gradient_norm, state.least_norm),
         steps_since=since,
         steps=state.steps + 1,
-        result=jnp.where(since >= _PATIENCE, _code(Result.STALLED), state.result),
+        result=jnp.where(since >= patience, _code(Result.STALLED), state.result),
     )
 
 
