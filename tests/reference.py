@@ -129,3 +129,30 @@ def algorithm_2(theta, batches, learning_rates, l2, order="given"):
 def linear_features(inputs, n):
     """Logistic regression with weights (d, n), laid out as one vector, in the paper's form: features (b, n, d n)."""
     return np.stack([np.stack([np.outer(x, row).ravel() for row in np.eye(n)]) for x in inputs])
+
+
+def mean_objective(theta, features, targets, l2, weights=None):
+    """The weighted mean of log Z_j - t_j.h_j, and l2/2 |theta|^2; features (b, n, d), probabilities t (b, n)."""
+    weights = np.ones(len(features)) if weights is None else np.asarray(weights, dtype=float)
+    logits = features @ theta
+    losses = np.array([log_sum_exp(h) for h in logits]) - np.sum(targets * logits, axis=1)
+    return weights @ losses / np.sum(weights) + l2 / 2 * theta @ theta
+
+
+def majorise_minimise(theta, features, targets, l2, steps, eta=1.0, curvature=None, order="given"):
+    """Equation 4 of [WC20] on a full batch: every iterate. `curvature` is a fixed matrix in place of the bound."""
+    iterates = [theta]
+    observed = np.mean(np.einsum("jn,jnd->jd", targets, features), axis=0)
+    for _ in range(steps):
+        mu, sigma = batch_bound(theta, features, order)
+        if curvature is not None:
+            sigma = np.mean([f.T @ curvature @ f for f in features], axis=0)
+        g = mu - observed + l2 * theta
+        theta = theta - eta * np.linalg.solve(sigma + l2 * np.eye(len(theta)), g)
+        iterates.append(theta)
+    return np.array(iterates)
+
+
+def local_upper_bound(eta, a, c, weights, v, r):
+    """The change of the objective along theta - eta s, at most: the local certificate, r > 0."""
+    return -eta * a + eta**2 * c / 2 + np.sum(weights * v * (np.expm1(eta * r) - eta * r) / r**2)

@@ -1,7 +1,7 @@
 r"""What is known of the objective along a line of parameters, from the logits alone.
 
-Along theta - eta s the logits are h - eta u with u = J s, because they are affine in the parameters. Everything here then
-costs O(b n), without a pass over the data. With a = g's, c = s' l2 s, p_j the softmax of h_j, and for every example
+Along theta - eta s the logits are h - eta u with u = J s, because they are affine in the parameters. Everything here
+then costs O(b n), without a pass over the data. With a = g's, c = s' l2 s, p_j the softmax of h_j, and for example j
 
     e_j = u_j - p_j.u_j      v_j = sum_k p_jk e_jk^2 = u_j'H_j u_j      r_j = max_k(-e_jk)
 
@@ -75,7 +75,8 @@ class Line:
         """
         x = -eta * self.e
         near = jnp.max(x, axis=1) < 1
-        return jnp.where(near[:, None], x, 0), near, self.log_p + x
+        small: Array = jnp.where(near[:, None], x, 0)  # pyright: ignore[reportAssignmentType]
+        return small, near, self.log_p + x
 
     def search(self, first: Float[Array, ""]) -> Float[Array, ""]:
         """The eta at which the objective is least, by its slope, from a first guess."""
@@ -91,7 +92,7 @@ class Line:
         return eta
 
     def certified(self, eta: Float[Array, ""], excess: Float[Array, ""]) -> Float[Array, ""]:
-        """eta a less an upper bound of the rest; 0 if nothing is certified."""
+        """Eta a less an upper bound of the rest; 0 if nothing is certified."""
         rounding = _ROUNDING * jnp.finfo(eta.dtype).eps * eta * self.a
         decrease = eta * self.a - eta**2 * self.c / 2 - excess - rounding
         return jnp.where(jnp.isfinite(decrease), jnp.maximum(decrease, 0), 0)
@@ -102,10 +103,10 @@ def make_line(problem: Problem, logits: Array, u: Array, a: Array, c: Array) -> 
     removed = logits == -jnp.inf
     log_p = jax.nn.log_softmax(logits, axis=1)
     p = jnp.exp(log_p)
-    # Measured from the likeliest label, u loses no digits to a constant it may contain.
-    u = u - jnp.take_along_axis(u, jnp.argmax(p, axis=1, keepdims=True), axis=1)
-    u = jnp.where(removed, 0, u)
-    e = jnp.where(removed, 0, u - jnp.sum(p * u, axis=1, keepdims=True))
+    # Centred twice: what rounding leaves of a large constant in u is gone the second time.
+    e = jnp.where(removed, 0, u)
+    for _ in range(2):
+        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=1, keepdims=True))
     return Line(problem=problem, log_p=log_p, p=p, e=e, removed=removed, a=a, c=c)
 
 
@@ -124,8 +125,8 @@ def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array,
 def certified_locally(line: Line) -> tuple[Array, Array]:
     """The best step by the local certificate, and the decrease it certifies.
 
-    The upper bound of the objective is convex in eta; its slope -a + c eta + sum_j w_j v_j (exp(eta r_j) - 1)/r_j is zero
-    between log(1 + r a/V)/r with r the largest r_j and the Newton step a/V, V = sum_j w_j v_j + c.
+    The upper bound of the objective is convex in eta; its slope -a + c eta + sum_j w_j v_j (exp(eta r_j) - 1)/r_j is
+    zero between log(1 + r a/V)/r with r the largest r_j and the Newton step a/V, V = sum_j w_j v_j + c.
     """
     v = jnp.sum(line.p * line.e**2, axis=1)
     r = jnp.max(jnp.where(line.removed, 0, -line.e), axis=1)
@@ -136,9 +137,11 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     def slope(eta):
         x = eta * r
         # (e^x - 1)/x, 1 at 0.
-        growth = jnp.where(x == 0, 1, jnp.expm1(x) / jnp.where(x == 0, 1, x))
+        divisor: Array = jnp.where(x == 0, 1, x)  # pyright: ignore[reportAssignmentType]
+        growth = jnp.where(x == 0, 1, jnp.expm1(x) / divisor)
         value = -line.a + eta * line.c + eta * mean(v * growth)
-        return jnp.where(jnp.max(x) > limit, jnp.inf, value), line.c + mean(v * jnp.exp(x))
+        value = jnp.where(jnp.max(x) > limit, jnp.inf, value)
+        return jnp.asarray(value), line.c + mean(v * jnp.exp(x))
 
     # Beyond, a label whose p is too small for its dtype, and so missing from v, could matter.
     limit = -0.6 * jnp.log(jnp.finfo(v.dtype).tiny)

@@ -1,6 +1,6 @@
 r"""The objective of a full batch, and everything about it that does not change from step to step.
 
-.. math:: L(\theta) = \sum_j w_j \left[\log Z_j(\theta) - t_j^\top h_j(\theta)\right] + \tfrac12 \sum_i \lambda_i \theta_i^2
+.. math:: L(\theta) = \sum_j w_j [\log Z_j(\theta) - t_j^\top h_j(\theta)] + \tfrac12 \sum_i \lambda_i \theta_i^2
 
 with logits h_j affine in the parameters, t_j the probabilities of the labels, and weights w_j that sum to 1.
 """
@@ -54,7 +54,7 @@ class Problem:
         return jax.tree.map(lambda x, c, v: x + c * v, product, self.l2, v)
 
     def penalty(self, a: Any, b: Any) -> Float[Array, ""]:
-        """a' l2 b."""
+        """A' l2 b."""
         return trees.dot(a, jax.tree.map(jnp.multiply, self.l2, b))
 
 

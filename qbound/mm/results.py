@@ -42,8 +42,8 @@ _MESSAGES = {
         "(for other models there is qbound.spfb)"
     ),
     Result.NOT_FINITE: (
-        "params, inputs: expected finite numbers; got an objective or a gradient at the start that is not finite: a NaN "
-        "or an infinity among params or inputs, or an observed label removed by a logit of -inf"
+        "params, inputs: expected finite numbers; got an objective or a gradient at the start that is not finite: a "
+        "NaN or an infinity among params or inputs, or an observed label removed by a logit of -inf"
     ),
     Result.BAD_LABELS: (
         "labels: expected integers from 0 to n - 1, or rows of n nonnegative probabilities that sum to 1; got others"

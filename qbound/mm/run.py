@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from qbound import checks, trees
 from qbound.mm.problem import make_problem
@@ -65,6 +66,7 @@ def step(
     order: Order = "max_first",
     solver: Solver = "auto",
     max_cg_steps: int = 200,
+    cg_tolerance: Scalar | None = None,
     precondition: Callable[[Any], Any] | None = None,
 ) -> tuple[MMState, MMInfo]:
     """One step, under `jax.jit`; the arguments are those of `run`.
@@ -85,9 +87,9 @@ def step(
       0.743, True
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
-    tolerance = checks.nonnegative("tolerance", tolerance)
+    targets = _tolerances(tolerance, cg_tolerance)
     problem = make_problem(_checked_function(logits_fn), state.params, inputs, labels, example_weights, l2)
-    return take_step(problem, logits_fn, inputs, state, options, eta, tolerance)
+    return take_step(problem, logits_fn, inputs, state, options, eta, *targets)
 
 
 def run(
@@ -105,6 +107,7 @@ def run(
     order: Order = "max_first",
     solver: Solver = "auto",
     max_cg_steps: int = 200,
+    cg_tolerance: Scalar | None = None,
     precondition: Callable[[Any], Any] | None = None,
     callback: Callable[[MMInfo], None] | None = None,
     throw: bool = True,
@@ -114,12 +117,12 @@ def run(
     .. math:: L(\theta) = \frac{\sum_j w_j [\log Z_j(\theta) - t_j^\top h_j(\theta)]}{\sum_j w_j}
         + \tfrac12 \lambda |\theta|^2
 
-    Equation 4 of [WC20] and what it can become. A direction s solves (C + l2 I) s = g about, by truncated CG. Along it two
-    upper bounds of the objective are known without another pass over the data: the global one of
+    Equation 4 of [WC20] and what it can become. A direction s solves (C + l2 I) s = g about, by truncated CG. Along it
+    two upper bounds of the objective are known without another pass over the data: the global one of
     `qbound.log_partition_bound`, and the local one of `qbound.local_bound`, which is Newton's model with a factor that
-    tends to 1. The one that certifies the larger decrease gives the step; and C of the next step is the bound's curvature
-    if the global one won, the exact Hessian if the local one did. So steps are safe anywhere, and Newton's near the
-    optimum: convergence is superlinear. The objective never rises.
+    tends to 1. The one that certifies the larger decrease gives the step; and C of the next step is the bound's
+    curvature if the global one won, the exact Hessian if the local one did. So steps are safe anywhere, and Newton's
+    near the optimum: convergence is superlinear. The objective never rises.
 
     The whole run is one compiled program; a second run with the same `logits_fn`, shapes and options compiles nothing.
 
@@ -130,19 +133,21 @@ def run(
       params: where to start, a tree of float arrays; float16 and bfloat16 are taken to float32.
       inputs: the whole data set, any tree of arrays.
       labels: integers (b,), or (...,) for logits (..., n); or probabilities (b, n), rows that sum to 1.
-      l2: lambda > 0, a number, or a tree of numbers >= 0 for the leaves of `params` or its first levels, to leave a bias
-        out: `{"weights": 1e-3, "bias": 0.0}`.
+      l2: lambda > 0, a number, or a tree of numbers >= 0 for the leaves of `params` or its first levels, to leave a
+        bias out: `{"weights": 1e-3, "bias": 0.0}`.
       example_weights: w, one for each example, or for each row of logits; 1 by default.
       tolerance: of the Euclidean norm of the gradient of L.
       max_steps: the most steps to take.
       eta: "search" for the exact minimum along s, by a line search on logits that costs no pass over the data; or a
         number in (0, 2), 1 for the minimum of the bound, more for over-relaxation: the step by the global bound is then
         so many times that to its minimum and certifies eta (1 - eta/2) g's.
-      curvature: "auto", as above; "hessian" for Newton directions always, with the same certificates; "bound" or "bohning"
-        for a global bound alone, the method of the paper or Böhning's: linear convergence.
+      curvature: "auto", as above; "hessian" for Newton directions always, with the same certificates; "bound" or
+        "bohning" for a global bound alone, the method of the paper or Böhning's: linear convergence.
       order: of the labels in the bound, as in `qbound.log_partition_bound`.
       solver: "cg"; "dense" for a Cholesky factorisation; "auto" takes that up to 100 parameters.
-      max_cg_steps: the most iterations of CG for one direction. CG stops at a residual of sqrt(|g|/|g_0|) or 1/2.
+      max_cg_steps: the most iterations of CG for one direction.
+      cg_tolerance: of its relative residual. By default sqrt(|g|/|g_0|), at most 1/2, g_0 the gradient at the start,
+        and no less than the last step needs: early directions are rough, late ones precise.
       precondition: of CG, r -> z about (C + l2 I)^-1 r; linear, symmetric and positive definite.
       callback: called with the `MMInfo` of every step, as NumPy numbers, while the run goes on.
       throw: raise `ValueError` for bad values and `NotConverged` for a run that did not reach its tolerance. Otherwise
@@ -165,13 +170,15 @@ def run(
     if callback is not None:
         checks.function("callback", callback)
     params = _checked_params(params)
-    arguments = (params, inputs, labels, l2, example_weights, eta, checks.nonnegative("tolerance", tolerance))
+    arguments = (params, inputs, labels, l2, example_weights, eta, *_tolerances(tolerance, cg_tolerance))
     params, info = _run(_checked_function(logits_fn), options, max_steps, callback, *arguments)
-    if isinstance(info.result, jax.core.Tracer):
+    if isinstance(info.result, Tracer):
         if throw:
             raise ValueError("throw: expected False inside jax.jit, jax.vmap and the like, where nothing can be raised")
         return params, info
-    info = info._replace(history=jax.tree.map(lambda x: x[: int(info.steps)], info.history))
+    # In NumPy: a slice by JAX would be compiled for every number of steps.
+    info = jax.device_get(info)
+    info = info._replace(history=jax.tree.map(lambda x: x[: info.steps], info.history))
     if throw:
         result = Result(int(info.result))
         if result.bad_input or result == Result.NOT_AFFINE:
@@ -182,7 +189,7 @@ def run(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance):
+def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance, cg_tolerance):
     problem = make_problem(logits_fn, params, inputs, labels, weights, l2)
     state = first_state(problem, options, evaluate(problem, logits_fn, inputs, params))
     tolerance = jnp.asarray(tolerance, state.objective.dtype)
@@ -194,43 +201,39 @@ def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, we
     def one(carry):
         state, history = carry
         row = state.steps
-        state, info = take_step(problem, logits_fn, inputs, state, options, eta, tolerance)
+        state, info = take_step(problem, logits_fn, inputs, state, options, eta, tolerance, cg_tolerance)
         if callback is not None:
             jax.debug.callback(callback, info, ordered=True)
         return state, jax.tree.map(lambda rows, x: rows.at[row].set(x), history, info)
 
-    empty = _empty_history(problem, logits_fn, inputs, state, options, max_steps)
-    state, history = jax.lax.while_loop(unfinished, one, (state, empty))
+    history = _empty_history(state.objective.dtype, max_steps)
+    state, history = jax.lax.while_loop(unfinished, one, (state, history))
     return state.params, _summary(state, history, tolerance)
 
 
-def _empty_history(problem, logits_fn, inputs, state, options, max_steps):
+def _empty_history(dtype, max_steps) -> MMInfo:
     """A row of zeros for every step there can be."""
-
-    def one(state):
-        return take_step(problem, logits_fn, inputs, state, options, 1.0, 0.0)[1]
-
-    info = jax.eval_shape(one, state)
-    return jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), info)
+    number, count = jnp.zeros(max_steps, dtype), jnp.zeros(max_steps, jnp.int32)
+    return MMInfo(number, number, count, number, number, number, count, number, count, count)
 
 
 def _summary(state: MMState, history: MMInfo, tolerance) -> MMInfo:
     """Of a run."""
     converged = state.gradient_norm <= tolerance
     undecided = (state.result == Result.UNFINISHED) | (state.result == Result.STALLED)
-    result = jnp.where(state.result == Result.UNFINISHED, jnp.int32(Result.STEP_LIMIT), state.result)
+    ended = jax.lax.select(state.result == Result.UNFINISHED, jnp.int32(Result.STEP_LIMIT), state.result)
     last = jnp.maximum(state.steps - 1, 0)
     return MMInfo(
         objective=state.objective,
         gradient_norm=state.gradient_norm,
-        certificate=jnp.where(state.steps > 0, history.certificate[last], jnp.int32(Certificate.NONE)),
+        certificate=jax.lax.select(state.steps > 0, history.certificate[last], jnp.int32(Certificate.NONE)),
         certified_decrease=jnp.sum(history.certified_decrease),
         actual_decrease=jnp.sum(history.actual_decrease),
         step_length=jnp.where(state.steps > 0, history.step_length[last], 0),
         cg_steps=jnp.sum(history.cg_steps),
         passes=1 + jnp.sum(history.passes),
         steps=state.steps,
-        result=jnp.where(undecided & converged, jnp.int32(Result.CONVERGED), result),
+        result=jax.lax.select(undecided & converged, jnp.int32(Result.CONVERGED), ended),
         history=history,
     )
 
@@ -244,8 +247,14 @@ def _options(eta, curvature, order, solver, max_cg_steps, precondition) -> tuple
         return options, 1.0
     if checks.is_number(eta) and not 0 < eta < 2:
         raise ValueError(f'eta: expected "search" or a number in (0, 2); got {eta!r}')
-    checks.positive("eta", eta)
-    return options, eta if checks.is_number(eta) else jnp.where((eta > 0) & (eta < 2), eta, jnp.nan)
+    eta = checks.positive("eta", eta)
+    return options, eta if checks.is_number(eta) else eta + jnp.where(eta < 2, 0, jnp.nan)
+
+
+def _tolerances(tolerance, cg_tolerance):
+    """Of the gradient norm, and of CG unless that is None."""
+    tolerance = checks.nonnegative("tolerance", tolerance)
+    return tolerance, None if cg_tolerance is None else checks.nonnegative("cg_tolerance", cg_tolerance)
 
 
 def _checked_function(logits_fn):

@@ -14,7 +14,7 @@ _GROWTH = 10.0
 
 
 class _Trial(NamedTuple):
-    count: Int[Array, ""]
+    trials: Int[Array, ""]
     x: Float[Array, ""]
     value: Float[Array, ""]
     low: Float[Array, ""]  # the function is not positive here
@@ -31,7 +31,7 @@ def increasing_root(
     tolerance: Float[Array, ""],
     max_trials: int,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """x > 0 with |f(x)| <= tolerance, by Newton's method kept between what is known to lie below and above the root.
+    """X > 0 with |f(x)| <= tolerance, by Newton's method kept between what is known to lie below and above the root.
 
     Args:
       function: x -> f(x) and its slope; infinite or NaN counts as positive.
@@ -56,11 +56,11 @@ def increasing_root(
         middle = jnp.where(low > 0, jnp.sqrt(low) * jnp.sqrt(high), high / 2)
         middle = jnp.where(jnp.isfinite(high), middle, _GROWTH * x)
         inside = (newton > low) & (newton < high) & (newton <= _GROWTH * x)
-        return _Trial(state.count + 1, x, value, low, high, jnp.where(inside, newton, middle))
+        return _Trial(state.trials + 1, x, value, low, high, jnp.where(inside, newton, middle))
 
     def unfinished(state: _Trial):
-        return (state.count < max_trials) & ~(jnp.abs(state.value) <= tolerance)
+        return (state.trials < max_trials) & ~(jnp.abs(state.value) <= tolerance)
 
     start = _Trial(jnp.zeros((), jnp.int32), first, jnp.full_like(first, jnp.inf), low, high, first)
     last = jax.lax.while_loop(unfinished, trial, start)
-    return last.x, last.count
+    return last.x, last.trials

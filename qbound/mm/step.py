@@ -18,7 +18,7 @@ from qbound.mm.problem import Problem
 from qbound.mm.results import Certificate, Result
 from qbound.models import BatchMap, linearise
 from qbound.solve import solve_dense
-from qbound.types import Order, Scalar
+from qbound.types import Order
 
 __all__ = ["Curvatures", "MMInfo", "MMOptions", "MMState", "Solver", "evaluate", "first_state", "take_step"]
 
@@ -27,11 +27,11 @@ Solver = Literal["auto", "cg", "dense"]
 
 # The most parameters for which "auto" factorises a matrix: then that is cheaper than the CG steps it saves.
 DENSE_LIMIT = 100
-# CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: early steps need not be exact, late ones become so.
+# CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: early steps may be rough, late ones become exact.
 _LOOSEST = 0.5
-# A run has stalled after so many steps in which the gradient norm found no new least value, of at most so large a part of
-# the last, and no step was certified to decrease the objective by so many units of its rounding. Newton's method makes
-# fast progress or none; a global bound may need many steps for a tenth.
+# A run has stalled after so many steps in which the gradient norm found no new least value, of at most so large a part
+# of the last, and no step was certified to decrease the objective by so many units of its rounding. Newton's method
+# makes fast progress or none; a global bound may need many steps for a tenth.
 _NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
 
 
@@ -148,15 +148,22 @@ def evaluate(problem: Problem, logits_fn: Callable, inputs: Any, params: Any) ->
 def first_state(problem: Problem, options: MMOptions, point: Point) -> MMState:
     """Before any step."""
     finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
-    result = jnp.where(finite, problem.verdict, _code(Result.NOT_FINITE))
-    result = jnp.where(problem.verdict == Result.UNFINISHED, result, problem.verdict)
+    unable = (problem.verdict == Result.UNFINISHED) & ~finite
+    result = jnp.where(unable, _code(Result.NOT_FINITE), problem.verdict)
     zero = jnp.zeros((), jnp.int32)
     newton = jnp.array(options.curvature == "hessian")
     return MMState(*point, newton, point.gradient_norm, point.gradient_norm, zero, zero, result)
 
 
 def take_step(
-    problem: Problem, logits_fn: Callable, inputs: Any, state: MMState, options: MMOptions, eta: Any, tolerance: Any
+    problem: Problem,
+    logits_fn: Callable,
+    inputs: Any,
+    state: MMState,
+    options: MMOptions,
+    eta: Any,
+    tolerance: Any,
+    cg_tolerance: Any,
 ) -> tuple[MMState, MMInfo]:
     """A step, unless the state says that there can be none."""
     dtype = state.objective.dtype
@@ -164,7 +171,7 @@ def take_step(
     _, linear_map = linearise(logits_fn, state.params, inputs)
     # 1. The direction s, from the bound or from the Hessian.
     bound = _curvature(options.bound, problem, linear_map, state.logits)
-    s, cg_steps, passes = _direction(problem, linear_map, bound, state, options, tolerance)
+    s, cg_steps, passes = _direction(problem, linear_map, bound, state, options, tolerance, cg_tolerance)
     # 2. Its certificates, from the displacement u of the logits.
     u = linear_map.forward(s)
     line = make_line(problem, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
@@ -188,7 +195,7 @@ def take_step(
     sound = jnp.isfinite(point.objective) & trees.all_finite(point.gradient) & (certified > 0) & (actual > 0)
     able = state.result == Result.UNFINISHED
     accepted = able & sound & affine
-    new = _next_state(state, point, certified, jnp.where(options.is_local, local, state.newton))
+    new = _next_state(state, point, certified, local if options.curvature == "auto" else state.newton)
     new = new._replace(result=jnp.where(affine, new.result, _code(Result.NOT_AFFINE)))
     refused = jnp.where(affine | ~sound, _code(Result.STALLED), _code(Result.NOT_AFFINE))
     old = state._replace(result=jnp.where(able, refused, state.result))
@@ -209,7 +216,7 @@ def take_step(
     return state, info
 
 
-def _direction(problem, linear_map, bound: ModelCurvature, state, options, tolerance):
+def _direction(problem, linear_map, bound: ModelCurvature, state, options, tolerance, cg_tolerance):
     """An approximate solution of (C + l2) s = g, the steps of CG, and the passes over the data it took."""
     newton = state.newton
     hessian = _curvature(second_order_expansion, problem, linear_map, state.logits) if options.is_local else bound
@@ -232,11 +239,12 @@ def _direction(problem, linear_map, bound: ModelCurvature, state, options, toler
         w = problem.weights[:, None]
         return problem.damped(linear_map.transpose(jnp.where(w == 0, 0, w * u)), v)
 
-    loosest = jnp.minimum(_LOOSEST, jnp.sqrt(state.gradient_norm / state.first_norm))
-    # The last step needs to reach the tolerance and no more.
-    needed = jnp.maximum(loosest, tolerance / (2 * state.gradient_norm))
+    if cg_tolerance is None:
+        rough = jnp.minimum(_LOOSEST, jnp.sqrt(state.gradient_norm / state.first_norm))
+        # The last step needs to reach the tolerance and no more.
+        cg_tolerance = jnp.maximum(rough, tolerance / (2 * state.gradient_norm))
     s, steps, _ = cg.iterate(
-        product, g, max_steps=options.max_cg_steps, tolerance=needed, precondition=options.precondition
+        product, g, max_steps=options.max_cg_steps, tolerance=cg_tolerance, precondition=options.precondition
     )
     return s, steps, steps.astype(state.objective.dtype)
 
@@ -289,5 +297,5 @@ def _norm(gradient):
     return size * jnp.sqrt(trees.dot(unit, unit))
 
 
-def _code(value: Scalar):
-    return jnp.int32(value)
+def _code(value: Result | Certificate) -> Array:
+    return jnp.asarray(value, jnp.int32)
