@@ -1,4 +1,4 @@
-"""Full-batch convergence with and without the local certificate: the table and the picture of section 9 of docs/theory.md.
+"""Full-batch convergence with and without the local certificate: table and picture of section 9 of docs/theory.md.
 
 Command: python -m experiments.superlinear
 Expected: a bound alone converges linearly; the certificate switch converges as Newton-CG does, at about its cost.

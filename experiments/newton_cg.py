@@ -1,8 +1,8 @@
 """Plain Newton-CG with a line search, for comparison: nothing of it is certified.
 
-The same operator, conjugate gradients and forcing as `qbound.mm`, on the same logits. The line search takes the first of
-1, 1/2, 1/4, ... that decreases the objective by 1e-4 of what its slope promises [Armijo], on logits along the ray, so
-that a trial costs no pass over the data.
+The same operator, conjugate gradients and forcing as `qbound.mm`, on the same logits. The line search takes the first
+of 1, 1/2, 1/4, ... that decreases the objective by 1e-4 of what its slope promises (Armijo's rule), on logits along the
+ray, so that a trial costs no pass over the data.
 """
 
 import functools

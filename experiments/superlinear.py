@@ -87,8 +87,9 @@ def _run(config: SuperlinearConfig, options, params, inputs, labels) -> Callable
 
         return newton
 
+    first = mm.init(qbound.linear_logits, params, inputs, labels, l2=config.l2).gradient_norm
+
     def majorise():
-        first = mm.init(qbound.linear_logits, params, inputs, labels, l2=config.l2).gradient_norm
         _, info = mm.run(
             qbound.linear_logits,
             params,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from qbound import checks
 from qbound.curvature import Curvature, ModelCurvature, Pieces
 from qbound.models import checked_logits, linearise
 from qbound.quadratic import QuadraticBound
@@ -90,8 +91,11 @@ def _in_pieces(array, size, mode):
 
 
 def normalised(weights: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Weights that sum to 1; NaN throughout if one is negative or not a number, or all are 0."""
+    """Weights that sum to 1; NaN throughout if one is negative or not finite, or all are 0."""
     weights = jnp.where(weights >= 0, weights, jnp.nan)
+    # So that the sum cannot overflow; in two steps, because the reciprocal of a huge number is taken for 0.
+    scale = 1 / jnp.sqrt(jnp.max(weights))
+    weights = weights * scale * scale
     return weights / jnp.sum(weights)
 
 
@@ -99,7 +103,7 @@ def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) ->
     """`weights` of examples, or of their first axes, as one for each of the rows (..., ) of logits."""
     if weights is None:
         return jnp.ones(shape, dtype)
-    weights = jnp.asarray(weights)
+    weights = checks.array(name, weights)
     if weights.ndim == 0 or weights.shape != shape[: weights.ndim]:
         expected = " or ".join(str(shape[:k]) for k in range(1, len(shape) + 1))
         raise ValueError(f"{name}: expected shape {expected}, one for each example; got shape {weights.shape}")

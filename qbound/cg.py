@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import trees
+from qbound import checks, trees
 from qbound.types import Scalar
 
 __all__ = ["Solution", "checked_solution", "conjugate_gradients", "iterate"]
@@ -108,11 +108,9 @@ def _unit(g, start):
 
 
 def _iterate(product, g, max_steps, tolerance, precondition, start):
-    precondition = (lambda r: r) if precondition is None else precondition
-
     def directions(r):
         """z, r.z and r.r; without a preconditioner all are the same."""
-        z = precondition(r)
+        z = r if precondition is None else checks.matching_tree("precondition", precondition(r), r)
         rz = trees.dot(r, z)
         return z, rz, rz if z is r else trees.dot(r, r)
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from qbound.types import Scalar
 
 __all__ = [
+    "array",
     "choice",
     "float_array",
     "float_tree",
@@ -53,6 +54,15 @@ def integer(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a Python integer > 0; got {value!r}")
 
 
+def array(name: str, value: Any) -> Array:
+    """`value` as an array of numbers."""
+    is_text = isinstance(value, (str, bytes)) or getattr(getattr(value, "dtype", None), "kind", "") in tuple("OSU")
+    try:
+        return jnp.asarray(None if is_text else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected an array of numbers; got {value!r}") from None
+
+
 def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "..."]:
     """`array` as a float array with one axis of at least one entry for each name in `axes`."""
     expected = f"an array of shape ({', '.join(axes)}{',' if len(axes) == 1 else ''})"
@@ -73,7 +83,7 @@ def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "...
 
 def float_tree(name: str, tree: Any) -> Any:
     """`tree` with its leaves as arrays, all of a float dtype."""
-    tree = jax.tree.map(jnp.asarray, tree)
+    tree = jax.tree.map(lambda leaf: array(name, leaf), tree)
     if not jax.tree.leaves(tree):
         raise ValueError(f"{name}: expected at least one array; got {tree!r}")
     for leaf in jax.tree.leaves(tree):

@@ -48,6 +48,8 @@ def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
     if not hasattr(inputs, "shape"):
         raise TypeError(f"inputs: expected one array of shape (b, d) or (..., d); got {type(inputs).__name__}")
     inputs = jnp.asarray(inputs)
+    if jnp.iscomplexobj(inputs):
+        raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
     weights, bias = _weights_and_bias(params)
     if inputs.ndim < 2 or inputs.shape[-1] != weights.shape[0]:
         raise ValueError(

@@ -26,10 +26,11 @@ __all__ = ["Line", "certified_by_bound", "certified_locally", "make_line"]
 
 # A certified decrease is reduced by so many units of rounding of eta a, to hold in floating point too.
 _ROUNDING = 32
-# The root that gives the longest certified step: at 1 % of the slope, the decrease is within 1e-4 of the best.
-_ROOT_TOLERANCE, _ROOT_TRIALS = 1e-2, 30
-# The line search: where the slope is so small a part of that at the start.
-_SEARCH_TOLERANCE, _SEARCH_TRIALS = 1e-3, 30
+# The best certified step is where the slope of the upper bound is so small a part of that at the start, and the end of
+# the line search where that of the objective is. The first must not stand in the way of fast convergence; a trial costs
+# it O(b), not O(b n).
+_ROOT_TOLERANCE, _ROOT_TRIALS = 1e-4, 30
+_SEARCH_TOLERANCE, _SEARCH_TRIALS = 1e-2, 30
 
 
 @record
@@ -41,8 +42,13 @@ class Line:
     p: Float[Array, "b n"]
     e: Float[Array, "b n"]  # 0 where a label is removed
     removed: Bool[Array, "b n"]
+    v: Float[Array, " b"]
     a: Float[Array, ""]
     c: Float[Array, ""]
+
+    def newton_decrease(self) -> Float[Array, ""]:
+        """a^2/(2 V), V = sum_j w_j v_j + c: by the second-order expansion; no upper bound certifies more."""
+        return self.a**2 / (2 * (self.problem.mean(self.v) + self.c))
 
     def decrease(self, eta: Float[Array, ""]) -> Float[Array, ""]:
         """Of the objective, from 0 to eta.
@@ -50,33 +56,32 @@ class Line:
         Computed from R, whose terms are all positive, and not from two values of the objective: near the optimum their
         difference is smaller than their rounding errors.
         """
-        x, near, tilted = self._at(eta)
-        # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-        remainder = jnp.log1p(jnp.sum(self.p * x**2 * local_factor(x), axis=1) / 2)
-        far = jax.nn.logsumexp(tilted, axis=1)
-        return eta * self.a - eta**2 * self.c / 2 - self.problem.mean(jnp.where(near, remainder, far))
+        x = -eta * self.e
+        largest = jnp.max(x, axis=1)
+
+        def near(x):
+            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
+            small = jnp.abs(x) < 1
+            around_zero: Array = jnp.where(small, x, 0)  # pyright: ignore[reportAssignmentType]
+            series = around_zero**2 * local_factor(around_zero) / 2
+            terms: Array = jnp.where(small, series, jnp.expm1(x) - x)  # pyright: ignore[reportAssignmentType]
+            return jnp.log1p(jnp.sum(self.p * terms, axis=1))
+
+        def everywhere(x):
+            # On logarithms: a p that is too small for its dtype counts once x is large.
+            is_near = largest < 1
+            far = jax.nn.logsumexp(self.log_p + x, axis=1)
+            return jnp.where(is_near, near(jnp.where(is_near[:, None], x, 0)), far)
+
+        remainder = jax.lax.cond(jnp.max(largest) < 1, near, everywhere, x)
+        return eta * self.a - eta**2 * self.c / 2 - self.problem.mean(remainder)
 
     def slope(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The derivative of the objective by eta, -a at 0, and its own derivative."""
-        x, near, tilted = self._at(eta)
-        # p_k (e^x_k - 1): its sum with e_k is of second order and keeps its digits, since p.e = 0.
-        changes = self.p * jnp.expm1(x)
-        total = 1 + jnp.sum(changes, axis=1)
-        q = jnp.where(near[:, None], (self.p + changes) / total[:, None], jax.nn.softmax(tilted, axis=1))
-        mean = jnp.where(near, jnp.sum(changes * self.e, axis=1) / total, jnp.sum(q * self.e, axis=1))
+        q = jax.nn.softmax(self.log_p - eta * self.e, axis=1)
+        mean = jnp.sum(q * self.e, axis=1)
         square = jnp.sum(q * self.e**2, axis=1)
-        first = -self.a + eta * self.c - self.problem.mean(mean)
-        return first, self.c + self.problem.mean(square - mean**2)
-
-    def _at(self, eta):
-        """-eta e where that is small, 0 elsewhere; where it is small; and log p - eta e, which holds everywhere.
-
-        A p that is too small for its dtype still counts once -eta e is large.
-        """
-        x = -eta * self.e
-        near = jnp.max(x, axis=1) < 1
-        small: Array = jnp.where(near[:, None], x, 0)  # pyright: ignore[reportAssignmentType]
-        return small, near, self.log_p + x
+        return -self.a + eta * self.c - self.problem.mean(mean), self.c + self.problem.mean(square - mean**2)
 
     def search(self, first: Float[Array, ""]) -> Float[Array, ""]:
         """The eta at which the objective is least, by its slope, from a first guess."""
@@ -107,7 +112,7 @@ def make_line(problem: Problem, logits: Array, u: Array, a: Array, c: Array) -> 
     e = jnp.where(removed, 0, u)
     for _ in range(2):
         e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=1, keepdims=True))
-    return Line(problem=problem, log_p=log_p, p=p, e=e, removed=removed, a=a, c=c)
+    return Line(problem=problem, log_p=log_p, p=p, e=e, removed=removed, v=jnp.sum(p * e**2, axis=1), a=a, c=c)
 
 
 def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array, Array]:
@@ -125,14 +130,18 @@ def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array,
 def certified_locally(line: Line) -> tuple[Array, Array]:
     """The best step by the local certificate, and the decrease it certifies.
 
-    The upper bound of the objective is convex in eta; its slope -a + c eta + sum_j w_j v_j (exp(eta r_j) - 1)/r_j is
-    zero between log(1 + r a/V)/r with r the largest r_j and the Newton step a/V, V = sum_j w_j v_j + c.
+    The upper bound of the objective is convex in eta, and so is its slope -a + c eta + sum_j w_j v_j (exp(eta r_j) -
+    1)/r_j. It is zero between log(1 + r a/V)/r with r the largest and with r the mean of all radii, that of c being 0;
+    V = sum_j w_j v_j + c. From the right, Newton's method goes there without a detour.
     """
-    v = jnp.sum(line.p * line.e**2, axis=1)
+    v = line.v
     r = jnp.max(jnp.where(line.removed, 0, -line.e), axis=1)
     r = jnp.where(line.problem.weights == 0, 0, r)
     mean, total = line.problem.mean, line.problem.mean(v) + line.c
     newton = line.a / total
+    # Beyond, a label whose p is too small for its dtype, and so missing from v, could matter.
+    largest = jnp.max(r)
+    limit = -0.6 * jnp.log(jnp.finfo(v.dtype).tiny)
 
     def slope(eta):
         x = eta * r
@@ -140,16 +149,21 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
         divisor: Array = jnp.where(x == 0, 1, x)  # pyright: ignore[reportAssignmentType]
         growth = jnp.where(x == 0, 1, jnp.expm1(x) / divisor)
         value = -line.a + eta * line.c + eta * mean(v * growth)
-        value = jnp.where(jnp.max(x) > limit, jnp.inf, value)
+        value = jnp.where(eta * largest > limit, jnp.inf, value)
         return jnp.asarray(value), line.c + mean(v * jnp.exp(x))
 
-    # Beyond, a label whose p is too small for its dtype, and so missing from v, could matter.
-    limit = -0.6 * jnp.log(jnp.finfo(v.dtype).tiny)
-    largest = jnp.max(r)
-    t = largest * newton
-    lowest = jnp.where(t > 0, jnp.log1p(t) / jnp.where(largest > 0, largest, 1), newton)
+    def with_one_radius(r):
+        """log(1 + r a/V)/r, a/V at 0."""
+        positive = r * newton > 0
+        divisor: Array = jnp.where(positive, r, 1)  # pyright: ignore[reportAssignmentType]
+        return jnp.where(positive, jnp.log1p(r * newton) / divisor, newton)
+
+    # (exp(eta r) - 1)/r is convex in r, so the mean of the r_j, weighted by how much they count, gives too long a step.
+    average = mean(v * r) / total
+    low, high = with_one_radius(largest), with_one_radius(average)
+    low = jnp.minimum(low, high)
     eta, _ = increasing_root(
-        slope, lowest, low=lowest, high=newton, tolerance=_ROOT_TOLERANCE * line.a, max_trials=_ROOT_TRIALS
+        slope, high, low=low, high=high, tolerance=_ROOT_TOLERANCE * line.a, max_trials=_ROOT_TRIALS
     )
     excess = eta**2 * mean(v * local_factor(eta * r)) / 2
     return eta, line.certified(eta, jnp.where(eta * largest > limit, jnp.inf, excess))

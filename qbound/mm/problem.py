@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from qbound import trees
+from qbound import checks, trees
 from qbound.batches import full_weights, logits_shape, normalised
 from qbound.mm.results import Result
 from qbound.models import BatchMap
@@ -38,16 +38,22 @@ class Problem:
         """Over the examples. A weight of 0 removes its example, even one that is infinite."""
         return jnp.sum(jnp.where(self.weights == 0, 0, self.weights * values))
 
-    def objective(self, params: Any, logits: Float[Array, "b n"]) -> Float[Array, ""]:
-        """L."""
-        observed = jnp.sum(jnp.where(self.targets == 0, 0, self.targets * logits), axis=1)
-        return self.mean(jax.nn.logsumexp(logits, axis=1) - observed) + self.penalty(params, params) / 2
-
-    def gradient(self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]) -> Any:
-        """J'(w (p - t)) + l2 params."""
-        w = self.weights[:, None]
-        of_logits = jnp.where(w == 0, 0, w * (jax.nn.softmax(logits, axis=1) - self.targets))
-        return self.damped(linear_map.transpose(of_logits), params)
+    def value_and_gradient(
+        self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]
+    ) -> tuple[Float[Array, ""], Any]:
+        """L, and J'(w (p - t)) + l2 params."""
+        t, w = self.targets, self.weights[:, None]
+        # Measured from what was observed, logits lose no digits of the loss.
+        h = logits - jnp.sum(jnp.where(t == 0, 0, t * logits), axis=1, keepdims=True)
+        largest = jnp.max(h, axis=1, keepdims=True)
+        exponentials = jnp.exp(h - largest)
+        total = jnp.sum(exponentials, axis=1, keepdims=True)
+        loss = self.mean((largest + jnp.log(total))[:, 0])
+        d = exponentials / total - t
+        # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
+        d = d - t * jnp.sum(d, axis=1, keepdims=True)
+        gradient = linear_map.transpose(jnp.where(w == 0, 0, w * d))
+        return loss + self.penalty(params, params) / 2, self.damped(gradient, params)
 
     def damped(self, product: Any, v: Any) -> Any:
         """`product` + l2 v."""
@@ -79,14 +85,15 @@ def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, wei
 
 def _targets(labels, shape, dtype) -> tuple[Array, Array]:
     """Rows of probabilities, and which of them are right."""
-    labels = jnp.asarray(labels)
+    labels = checks.array("labels", labels)
     n = shape[-1]
     if jnp.issubdtype(labels.dtype, jnp.integer):
         if labels.shape != shape[:-1]:
             raise ValueError(
                 f"labels: expected integers of shape {shape[:-1]} for logits of shape {shape}; got shape {labels.shape}"
             )
-        labels = labels.reshape(-1)
+        # Labels of eight bits could not be compared with a larger n.
+        labels = labels.reshape(-1).astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
         return jax.nn.one_hot(labels, n, dtype=dtype), (labels >= 0) & (labels < n)
     if not jnp.issubdtype(labels.dtype, jnp.floating):
         raise TypeError(f"labels: expected integers, or rows of probabilities as floats; got dtype {labels.dtype}")
@@ -95,7 +102,9 @@ def _targets(labels, shape, dtype) -> tuple[Array, Array]:
             f"labels: expected probabilities of shape {shape}, that of the logits; got floats of shape {labels.shape}"
         )
     rows = labels.reshape(-1, n).astype(dtype)
-    return rows, jnp.all(rows >= 0, axis=1) & (jnp.abs(jnp.sum(rows, axis=1) - 1) <= _SUM_TOLERANCE)
+    total = jnp.sum(rows, axis=1)
+    fine = jnp.all(rows >= 0, axis=1) & (jnp.abs(total - 1) <= _SUM_TOLERANCE)
+    return rows / jnp.where(fine, total, 1)[:, None], fine
 
 
 def _of_every_leaf(l2, params):
@@ -106,7 +115,7 @@ def _of_every_leaf(l2, params):
         raise ValueError(f"l2: expected a number, or a tree of numbers as params is one; got {l2!r}: {error}") from None
 
     def number(c: Scalar, leaf):
-        if jnp.shape(c) != ():
+        if not checks.is_number(c) and jnp.shape(c) != ():
             raise ValueError(f"l2: expected a number for each leaf of params; got an array of shape {jnp.shape(c)}")
         return jnp.asarray(c, leaf.dtype)
 
@@ -114,5 +123,5 @@ def _of_every_leaf(l2, params):
 
 
 def _is_regulariser(l2):
-    numbers = jnp.stack([leaf.astype(jnp.float32) for leaf in jax.tree.leaves(l2)])
+    numbers = jnp.stack(jax.tree.leaves(l2))
     return jnp.all(jnp.isfinite(numbers) & (numbers >= 0)) & jnp.any(numbers > 0)

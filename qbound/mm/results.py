@@ -17,7 +17,8 @@ class Result(enum.IntEnum):
     BAD_LABELS = 5
     BAD_WEIGHTS = 6
     BAD_L2 = 7
-    UNFINISHED = 8
+    BAD_OPTION = 8
+    UNFINISHED = 9
 
     @property
     def message(self) -> str:
@@ -27,7 +28,13 @@ class Result(enum.IntEnum):
     @property
     def bad_input(self) -> bool:
         """Whether nothing could be done with what was given; the parameters are then those of the start."""
-        return self in (Result.NOT_FINITE, Result.BAD_LABELS, Result.BAD_WEIGHTS, Result.BAD_L2)
+        return self in (
+            Result.NOT_FINITE,
+            Result.BAD_LABELS,
+            Result.BAD_WEIGHTS,
+            Result.BAD_L2,
+            Result.BAD_OPTION,
+        )
 
 
 _MESSAGES = {
@@ -38,8 +45,8 @@ _MESSAGES = {
         "wider dtype, inputs scaled to similar sizes or a larger tolerance help"
     ),
     Result.NOT_AFFINE: (
-        "logits_fn: expected logits that are affine in the parameters; got logits that differ from their linearisation "
-        "(for other models there is qbound.spfb)"
+        "logits_fn: expected logits that are affine in the parameters; got logits that differ from their "
+        "linearisation. For other models there is qbound.spfb; an affine one may compute with too little precision"
     ),
     Result.NOT_FINITE: (
         "params, inputs: expected finite numbers; got an objective or a gradient at the start that is not finite: a "
@@ -53,6 +60,7 @@ _MESSAGES = {
         "l2: expected a finite number > 0, or such numbers >= 0 for the leaves of params, not all 0; got others. "
         "Without a regulariser the optimum need not exist; where it does, a very small l2 finds it"
     ),
+    Result.BAD_OPTION: "eta, tolerance, cg_tolerance: expected eta in (0, 2) and tolerances >= 0; got others",
     Result.UNFINISHED: "more steps can be taken",
 }
 

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
-from qbound import checks, trees
+from qbound import checks
 from qbound.mm.problem import make_problem
 from qbound.mm.results import Certificate, NotConverged, Result
 from qbound.mm.step import (
@@ -21,7 +22,7 @@ from qbound.mm.step import (
     first_state,
     take_step,
 )
-from qbound.types import Order, Scalar
+from qbound.types import Order, Scalar, working_dtype
 
 __all__ = ["init", "run", "step"]
 
@@ -36,7 +37,6 @@ def init(
     *,
     l2: Any,
     example_weights: Any = None,
-    curvature: Curvatures = "auto",
 ) -> MMState:
     """The state before the first step; the arguments are those of `run`.
 
@@ -49,7 +49,7 @@ def init(
     """
     params = _checked_params(params)
     problem = make_problem(_checked_function(logits_fn), params, inputs, labels, example_weights, l2)
-    return first_state(problem, MMOptions(curvature=curvature), evaluate(problem, logits_fn, inputs, params))
+    return first_state(problem, evaluate(problem, logits_fn, inputs, params))
 
 
 def step(
@@ -122,7 +122,7 @@ def run(
     `qbound.log_partition_bound`, and the local one of `qbound.local_bound`, which is Newton's model with a factor that
     tends to 1. The one that certifies the larger decrease gives the step; and C of the next step is the bound's
     curvature if the global one won, the exact Hessian if the local one did. So steps are safe anywhere, and Newton's
-    near the optimum: convergence is superlinear. The objective never rises.
+    near the optimum: convergence is superlinear. The objective never rises. The first direction is Newton's.
 
     The whole run is one compiled program; a second run with the same `logits_fn`, shapes and options compiles nothing.
 
@@ -130,7 +130,7 @@ def run(
       logits_fn: `logits_fn(params, inputs)` -> logits (b, n) or (..., n), **affine in the parameters**, such as
         `qbound.linear_logits`; labels are removed by logits of -inf. Every step checks the logits against their
         linearisation: a model that is not affine ends the run with NOT_AFFINE.
-      params: where to start, a tree of float arrays; float16 and bfloat16 are taken to float32.
+      params: where to start, a tree of float arrays, taken to the widest dtype among them and float32 at least.
       inputs: the whole data set, any tree of arrays.
       labels: integers (b,), or (...,) for logits (..., n); or probabilities (b, n), rows that sum to 1.
       l2: lambda > 0, a number, or a tree of numbers >= 0 for the leaves of `params` or its first levels, to leave a
@@ -149,7 +149,7 @@ def run(
       cg_tolerance: of its relative residual. By default sqrt(|g|/|g_0|), at most 1/2, g_0 the gradient at the start,
         and no less than the last step needs: early directions are rough, late ones precise.
       precondition: of CG, r -> z about (C + l2 I)^-1 r; linear, symmetric and positive definite.
-      callback: called with the `MMInfo` of every step, as NumPy numbers, while the run goes on.
+      callback: called with the `MMInfo` of every step, as NumPy numbers, while the run goes on; not under `jax.vmap`.
       throw: raise `ValueError` for bad values and `NotConverged` for a run that did not reach its tolerance. Otherwise
         `MMInfo.result` says so; needed inside `jax.jit`. Wrong shapes and types always raise.
 
@@ -167,6 +167,7 @@ def run(
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     checks.integer("max_steps", max_steps)
+    _check_arrays(inputs, labels, l2, example_weights)
     if callback is not None:
         checks.function("callback", callback)
     params = _checked_params(params)
@@ -191,7 +192,8 @@ def run(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance, cg_tolerance):
     problem = make_problem(logits_fn, params, inputs, labels, weights, l2)
-    state = first_state(problem, options, evaluate(problem, logits_fn, inputs, params))
+    state = first_state(problem, evaluate(problem, logits_fn, inputs, params))
+    state = state._replace(result=_checked_numbers(state, eta, tolerance, cg_tolerance))
     tolerance = jnp.asarray(tolerance, state.objective.dtype)
 
     def unfinished(carry):
@@ -203,7 +205,7 @@ def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, we
         row = state.steps
         state, info = take_step(problem, logits_fn, inputs, state, options, eta, tolerance, cg_tolerance)
         if callback is not None:
-            jax.debug.callback(callback, info, ordered=True)
+            jax.debug.callback(lambda info: callback(jax.tree.map(np.asarray, info)), info, ordered=True)
         return state, jax.tree.map(lambda rows, x: rows.at[row].set(x), history, info)
 
     history = _empty_history(state.objective.dtype, max_steps)
@@ -245,22 +247,51 @@ def _options(eta, curvature, order, solver, max_cg_steps, precondition) -> tuple
     if search:
         checks.choice("eta", eta, ("search",))
         return options, 1.0
-    if checks.is_number(eta) and not 0 < eta < 2:
+    eta = checks.positive("eta", _known(eta))
+    if checks.is_number(eta) and not eta < 2:
         raise ValueError(f'eta: expected "search" or a number in (0, 2); got {eta!r}')
-    eta = checks.positive("eta", eta)
     return options, eta if checks.is_number(eta) else eta + jnp.where(eta < 2, 0, jnp.nan)
+
+
+def _known(number):
+    """An array without axes as a Python number, unless it is traced."""
+    is_known = hasattr(number, "shape") and number.shape == () and not isinstance(number, Tracer)
+    return number.item() if is_known else number
+
+
+def _checked_numbers(state: MMState, eta, tolerance, cg_tolerance):
+    """The result of the first state, if all numbers are what they should be; those that are not have become NaN."""
+    wrong = jnp.array(False)
+    for number in (eta, tolerance) if cg_tolerance is None else (eta, tolerance, cg_tolerance):
+        wrong = wrong | jnp.isnan(number)
+    return jax.lax.select(wrong, jnp.int32(Result.BAD_OPTION), state.result)
+
+
+def _check_arrays(inputs, labels, l2, weights):
+    """By name, before `jax.jit` sees them."""
+    for name, tree in {"inputs": inputs, "labels": labels, "l2": l2, "example_weights": weights}.items():
+        jax.tree.map(lambda leaf, name=name: leaf if isinstance(leaf, jax.Array) else checks.array(name, leaf), tree)
+    if labels is None:
+        raise TypeError("labels: expected integers, or rows of probabilities as floats; got None")
 
 
 def _tolerances(tolerance, cg_tolerance):
     """Of the gradient norm, and of CG unless that is None."""
-    tolerance = checks.nonnegative("tolerance", tolerance)
-    return tolerance, None if cg_tolerance is None else checks.nonnegative("cg_tolerance", cg_tolerance)
+    tolerance = checks.nonnegative("tolerance", _known(tolerance))
+    return tolerance, None if cg_tolerance is None else checks.nonnegative("cg_tolerance", _known(cg_tolerance))
 
 
 def _checked_function(logits_fn):
     checks.function("logits_fn", logits_fn)
+    try:
+        hash(logits_fn)
+    except TypeError:
+        raise TypeError(f"logits_fn: expected a function that can be hashed, for jax.jit; got {logits_fn!r}") from None
     return logits_fn
 
 
 def _checked_params(params):
-    return trees.widen(checks.float_tree("params", params))
+    """All leaves in the widest dtype among them, float32 at least."""
+    params = checks.float_tree("params", params)
+    dtype = working_dtype(*jax.tree.leaves(params))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -12,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import cg, checks, trees
 from qbound.bounds import bohning_bound, log_partition_bound, second_order_expansion
-from qbound.curvature import ModelCurvature
-from qbound.mm.certificates import certified_by_bound, certified_locally, make_line
+from qbound.curvature import Curvature, ModelCurvature
+from qbound.mm.certificates import Line, certified_by_bound, certified_locally, make_line
 from qbound.mm.problem import Problem
 from qbound.mm.results import Certificate, Result
 from qbound.models import BatchMap, linearise
@@ -33,6 +34,11 @@ _LOOSEST = 0.5
 # of the last, and no step was certified to decrease the objective by so many units of its rounding. Newton's method
 # makes fast progress or none; a global bound may need many steps for a tenth.
 _NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
+# The bound is not asked where the local certificate gives so large a part of Newton's decrease, and no search is made
+# where it gives nearly all.
+_ENOUGH, _NEAR = 0.5, 0.97
+# The objective may rise by so many units of rounding.
+_ROUNDING = 8
 
 
 class MMState(NamedTuple):
@@ -44,7 +50,8 @@ class MMState(NamedTuple):
       objective: the mean loss and the regulariser.
       gradient: of the objective.
       gradient_norm: its Euclidean length.
-      newton: whether the next direction is Newton's; with `curvature="auto"`, whether the local certificate won.
+      newton: whether the next direction is Newton's, with `curvature="auto"`: at first, and when the local certificate
+        has won.
       first_norm: the gradient norm at the start.
       least_norm: the least gradient norm so far, give or take a tenth.
       steps_since: steps since then.
@@ -141,18 +148,17 @@ class Point(NamedTuple):
 def evaluate(problem: Problem, logits_fn: Callable, inputs: Any, params: Any) -> Point:
     """One pass over the data."""
     logits, linear_map = linearise(logits_fn, params, inputs)
-    gradient = problem.gradient(linear_map, params, logits)
-    return Point(params, logits, problem.objective(params, logits), gradient, _norm(gradient))
+    objective, gradient = problem.value_and_gradient(linear_map, params, logits)
+    return Point(params, logits, objective, gradient, _norm(gradient))
 
 
-def first_state(problem: Problem, options: MMOptions, point: Point) -> MMState:
+def first_state(problem: Problem, point: Point) -> MMState:
     """Before any step."""
     finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
     unable = (problem.verdict == Result.UNFINISHED) & ~finite
     result = jnp.where(unable, _code(Result.NOT_FINITE), problem.verdict)
     zero = jnp.zeros((), jnp.int32)
-    newton = jnp.array(options.curvature == "hessian")
-    return MMState(*point, newton, point.gradient_norm, point.gradient_norm, zero, zero, result)
+    return MMState(*point, jnp.array(True), point.gradient_norm, point.gradient_norm, zero, zero, result)
 
 
 def take_step(
@@ -169,42 +175,35 @@ def take_step(
     dtype = state.objective.dtype
     eta, tolerance = jnp.asarray(eta, dtype), jnp.asarray(tolerance, dtype)
     _, linear_map = linearise(logits_fn, state.params, inputs)
-    # 1. The direction s, from the bound or from the Hessian.
-    bound = _curvature(options.bound, problem, linear_map, state.logits)
-    s, cg_steps, passes = _direction(problem, linear_map, bound, state, options, tolerance, cg_tolerance)
-    # 2. Its certificates, from the displacement u of the logits.
-    u = linear_map.forward(s)
+    # 1. The direction s, from the bound or from the Hessian. Whatever s is, the rest is right.
+    s, cg_steps, passes = _direction(problem, linear_map, state, options, tolerance, cg_tolerance)
+    s = trees.cast_like(s, state.gradient)
+    usable = trees.all_finite(s) & (trees.dot(state.gradient, s) > 0)
+    s = jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, state.gradient)
+    # 2. Its length, from the displacement u of the logits.
+    u = linear_map.forward(s).astype(dtype)
     line = make_line(problem, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
-    quadratic = problem.mean(jax.vmap(lambda m, u: m.quadratic(u))(bound.logits, u))
-    length, certified = certified_by_bound(line, quadratic, eta)
-    local = jnp.array(False)
-    if options.is_local:
-        local_length, local_certified = certified_locally(line)
-        local = local_certified > certified
-        length = jnp.where(local, local_length, length)
-        certified = jnp.maximum(certified, local_certified)
-    # 3. The length, no worse than the certified one.
-    actual = line.decrease(length)
-    if options.search:
-        found = line.search(length)
-        better = line.decrease(found)
-        length, actual = jnp.where(better > actual, found, length), jnp.maximum(better, actual)
-    # 4. The objective at the new parameters.
+    length, certified, actual, local = _length(problem, state.logits, u, line, options, eta)
+    # 3. The objective at the new parameters.
     point = evaluate(problem, logits_fn, inputs, trees.add_scaled(state.params, -length, s))
-    affine = _agree(point.logits, jnp.where(jnp.isfinite(state.logits), state.logits - length * u, state.logits))
-    sound = jnp.isfinite(point.objective) & trees.all_finite(point.gradient) & (certified > 0) & (actual > 0)
-    able = state.result == Result.UNFINISHED
-    accepted = able & sound & affine
-    new = _next_state(state, point, certified, local if options.curvature == "auto" else state.newton)
-    new = new._replace(result=jnp.where(affine, new.result, _code(Result.NOT_AFFINE)))
-    refused = jnp.where(affine | ~sound, _code(Result.STALLED), _code(Result.NOT_AFFINE))
-    old = state._replace(result=jnp.where(able, refused, state.result))
+    # 4. The new state, or the old one with the reason.
+    affine = _is_affine(problem, linear_map, state.logits, length * u, point.logits)
+    falls = point.objective <= state.objective + _noise(problem, state)
+    finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
+    sound = finite & falls & (certified > 0) & (actual > 0)
+    open_to_change = state.result == Result.UNFINISHED
+    unconverged = state.gradient_norm > tolerance
+    accepted = open_to_change & unconverged & sound & affine
+    new = _next_state(state, point, certified, local)
+    refused = jax.lax.select(affine | ~finite, _code(Result.STALLED), _code(Result.NOT_AFFINE))
+    refused = jax.lax.select(unconverged, refused, _code(Result.CONVERGED))
+    old = state._replace(result=jax.lax.select(open_to_change, refused, state.result))
     state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, old)
-    won = jnp.where(local, _code(Certificate.LOCAL), _code(Certificate.BOUND))
+    won = jax.lax.select(local, _code(Certificate.LOCAL), _code(Certificate.BOUND))
     info = MMInfo(
         objective=state.objective,
         gradient_norm=state.gradient_norm,
-        certificate=jnp.where(accepted, won, _code(Certificate.NONE)),
+        certificate=jax.lax.select(accepted, won, _code(Certificate.NONE)),
         certified_decrease=jnp.where(accepted, certified, 0),
         actual_decrease=jnp.where(accepted, actual, 0),
         step_length=jnp.where(accepted, length, 0),
@@ -216,54 +215,104 @@ def take_step(
     return state, info
 
 
-def _direction(problem, linear_map, bound: ModelCurvature, state, options, tolerance, cg_tolerance):
+def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
     """An approximate solution of (C + l2) s = g, the steps of CG, and the passes over the data it took."""
-    newton = state.newton
-    hessian = _curvature(second_order_expansion, problem, linear_map, state.logits) if options.is_local else bound
     g = state.gradient
+    bound = functools.partial(_terms, options.bound, state.logits)
+    hessian = functools.partial(_terms, second_order_expansion, state.logits)
     if options.solver == "dense" or (options.solver == "auto" and trees.size(g) <= DENSE_LIMIT):
-        matrix = jax.lax.cond(newton, hessian.dense, bound.dense)
-        s = _solve_scaled(matrix, problem, g)
-        return s, jnp.zeros((), jnp.int32), jnp.ones_like(state.objective)
 
-    def of_logits(u):
-        def with_terms(terms):
-            return lambda u: jax.vmap(lambda m, u: m.mv(u))(terms, u)
+        def dense(terms):
+            return lambda: ModelCurvature(terms(), problem.weights, linear_map).dense()
 
-        if not options.is_local:
-            return with_terms(bound.logits)(u)
-        return jax.lax.cond(newton, with_terms(hessian.logits), with_terms(bound.logits), u)
-
-    def product(v):
-        u = of_logits(linear_map.forward(v))
-        w = problem.weights[:, None]
-        return problem.damped(linear_map.transpose(jnp.where(w == 0, 0, w * u)), v)
+        if options.curvature == "auto":
+            matrix = jax.lax.cond(state.newton, dense(hessian), dense(bound))
+        else:
+            matrix = dense(hessian if options.curvature == "hessian" else bound)()
+        return _solve_scaled(matrix, problem, g), jnp.zeros((), jnp.int32), jnp.ones_like(state.objective)
 
     if cg_tolerance is None:
         rough = jnp.minimum(_LOOSEST, jnp.sqrt(state.gradient_norm / state.first_norm))
         # The last step needs to reach the tolerance and no more.
         cg_tolerance = jnp.maximum(rough, tolerance / (2 * state.gradient_norm))
-    s, steps, _ = cg.iterate(
-        product, g, max_steps=options.max_cg_steps, tolerance=cg_tolerance, precondition=options.precondition
-    )
+
+    def iterate(terms):
+        terms = terms()
+
+        def product(v):
+            w, u = problem.weights[:, None], _mv(terms, linear_map.forward(v))
+            return problem.damped(linear_map.transpose(jnp.where(w == 0, 0, w * u)), v)
+
+        limits = {"max_steps": options.max_cg_steps, "tolerance": cg_tolerance}
+        return cg.iterate(product, g, **limits, precondition=options.precondition)[:2]
+
+    if options.curvature == "auto":
+        # Two loops, and not one with a choice in every product, which would copy its operands.
+        s, steps = jax.lax.cond(state.newton, lambda: iterate(hessian), lambda: iterate(bound))
+    else:
+        s, steps = iterate(hessian if options.curvature == "hessian" else bound)
     return s, steps, steps.astype(state.objective.dtype)
+
+
+class _Step(NamedTuple):
+    """How far to go along s."""
+
+    length: Array
+    certified: Array  # decrease
+    actual: Array
+    local: Array  # whether certified locally
+
+
+def _length(problem, logits, u, line: Line, options: MMOptions, eta) -> _Step:
+    """By the better of two certificates, or further by a line search."""
+
+    def by_bound():
+        quadratic = jax.vmap(lambda m, u: m.quadratic(u))(_terms(options.bound, logits), u)
+        return *certified_by_bound(line, problem.mean(quadratic), eta), jnp.array(False)
+
+    def by_both():
+        bound_length, bound_certified, _ = by_bound()
+        local = local_certified >= bound_certified
+        return jnp.where(local, local_length, bound_length), jnp.maximum(local_certified, bound_certified), local
+
+    if options.is_local:
+        local_length, local_certified = certified_locally(line)
+        # Nothing certifies more than Newton's decrease; from a half of it on, the bound is not asked.
+        part = local_certified / line.newton_decrease()
+        alone = (local_length, local_certified, jnp.array(True))
+        length, certified, local = jax.lax.cond(part > _ENOUGH, lambda: alone, by_both)
+        # Close to Newton's step there is nothing left to search for.
+        searched = jnp.array(options.search) & (part < _NEAR)
+    else:
+        length, certified, local = by_bound()
+        searched = jnp.array(options.search)
+    found = jax.lax.cond(searched, line.search, lambda length: length, length) if options.search else length
+    actual = line.decrease(found)
+    # A search that rounding has led astray is not followed.
+    astray = ~(actual >= certified) & (found != length)
+    found, actual = jax.lax.cond(astray, lambda: (length, line.decrease(length)), lambda: (found, actual))
+    return _Step(found, certified, actual, local)
 
 
 def _solve_scaled(matrix, problem, g):
     """(C + l2) s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
 
-    A damping of some units of rounding keeps the factorisation alive; whatever s is, the certificates are right.
+    Some damping keeps the factorisation alive: one unit of rounding if that is enough, as many as it can take if not.
     """
     l2, _ = ravel_pytree(jax.tree.map(lambda c, leaf: jnp.broadcast_to(c, leaf.shape), problem.l2, g))
     g, unravel = ravel_pytree(g)
     matrix = matrix + jnp.diag(l2)
     diagonal = jnp.diag(matrix)
     scale = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
-    damping = 4 * g.size * jnp.finfo(g.dtype).eps
-    return unravel(scale * solve_dense(scale[:, None] * matrix * scale[None, :], scale * g, damping))
+    matrix = scale[:, None] * matrix * scale[None, :]
+    eps = jnp.finfo(g.dtype).eps
+    s = solve_dense(matrix, scale * g, eps)
+    s = jax.lax.cond(trees.all_finite(s), lambda: s, lambda: solve_dense(matrix, scale * g, 4 * g.size * eps))
+    return unravel(scale * s)
 
 
 def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
+    """After an accepted step."""
     least = point.gradient_norm < _PROGRESS * state.least_norm
     visible = certified > _NOISE * jnp.finfo(certified.dtype).eps * jnp.abs(point.objective)
     since = jnp.where(least | visible, 0, state.steps_since + 1)
@@ -279,15 +328,30 @@ def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
     )
 
 
-def _curvature(bound, problem: Problem, linear_map: BatchMap, logits) -> ModelCurvature:
-    return ModelCurvature(jax.vmap(lambda h: bound(h).curvature)(logits), problem.weights, linear_map)
+def _terms(bound, logits) -> Curvature:
+    """The curvature of every row of logits."""
+    return jax.vmap(lambda h: bound(h).curvature)(logits)
 
 
-def _agree(found, expected):
-    """Whether logits are equal up to rounding; -inf only where it is expected."""
-    size = 1 + jnp.max(jnp.where(jnp.isfinite(expected), jnp.abs(expected), 0))
-    close = jnp.abs(found - expected) <= jnp.sqrt(jnp.finfo(found.dtype).eps) * size
-    return jnp.all(close | (found == expected))
+def _mv(terms: Curvature, u):
+    return jax.vmap(lambda m, u: m.mv(u))(terms, u)
+
+
+def _is_affine(problem, linear_map: BatchMap, old, change, new):
+    """Whether the new logits are the old ones less `change`, up to rounding, where they count; -inf stays -inf."""
+    expected = jnp.where(jnp.isfinite(old), old - change, old)
+    size = 1 + jnp.where(jnp.isfinite(old), jnp.abs(old), 0) + jnp.abs(change)
+    # The model may compute in less precision than its parameters have.
+    eps = max(jnp.finfo(linear_map.map.image.dtype).eps, jnp.finfo(new.dtype).eps)
+    close = jnp.abs(new - expected) <= math.sqrt(eps) * size
+    return jnp.all(close | (new == expected) | (problem.weights == 0)[:, None])
+
+
+def _noise(problem, state: MMState):
+    """By how much rounding alone may change the objective."""
+    finite = jnp.isfinite(state.logits) & (problem.weights > 0)[:, None]
+    largest = jnp.max(jnp.where(finite, jnp.abs(state.logits), 0))
+    return _ROUNDING * jnp.finfo(state.objective.dtype).eps * (jnp.abs(state.objective) + largest)
 
 
 def _norm(gradient):

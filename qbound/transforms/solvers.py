@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qbound import checks, trees
+from qbound import trees
 from qbound.cg import Solution, checked_solution, conjugate_gradients
 from qbound.curvature import Curvature, ModelCurvature, Pieces
 from qbound.models import KroneckerMap
@@ -58,7 +58,7 @@ def solve(
             g,
             max_steps=max_steps,
             tolerance=tolerance,
-            precondition=None if precondition is None else _checked(precondition),
+            precondition=precondition,
             start=start,
         )
     if solver == "woodbury" and not isinstance(curvature, ModelCurvature):
@@ -93,12 +93,3 @@ def cheapest(b: int, n: int, p: int, kronecker: bool, max_steps: int) -> Solver:
     if min(dense, woodbury) > DIRECT_ADVANTAGE * cg:
         return "cg"
     return "dense" if dense <= woodbury else "woodbury"
-
-
-def _checked(precondition):
-    """`precondition` with what it returns compared with what it is given."""
-
-    def checked(g):
-        return checks.matching_tree("precondition", precondition(g), g)
-
-    return checked

@@ -58,7 +58,7 @@ def trajectory(
     """All iterates, the first among them, and the info of every step."""
     options = {"curvature": curvature, "solver": solver, "max_cg_steps": max_cg_steps, "order": order}
     options |= {"l2": l2, "cg_tolerance": cg_tolerance, "eta": "search" if search else eta}
-    first = mm.init(qbound.linear_logits, params, inputs, labels, l2=l2, curvature=curvature)
+    first = mm.init(qbound.linear_logits, params, inputs, labels, l2=l2)
 
     def step(state, _):
         state, info = mm.step(qbound.linear_logits, state, inputs, labels, **options)

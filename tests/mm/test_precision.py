@@ -1,0 +1,157 @@
+"""Where rounding, dtypes and sizes could lead the method astray."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qbound
+from qbound import mm
+from tests.mm import problems
+
+
+def fitted(seed, scale, n=3):
+    """Data that a linear model separates, in float32."""
+    rng = np.random.default_rng(seed)
+    inputs = np.float32(scale * rng.normal(size=(30, 4)))
+    return inputs, np.argmax(inputs @ rng.normal(size=(4, n)), axis=1)
+
+
+@pytest.mark.parametrize("solver", ["dense", "cg"])
+@pytest.mark.parametrize(("scale", "l2"), [(300, 2e-9), (100, 1e-8), (100, 1e-6)])
+def test_rounding_of_the_gradient_does_not_make_false_certificates(scale, l2, solver):
+    """A part of the gradient that is the same for all labels meets no curvature but l2, which is tiny here."""
+    for seed in range(5):
+        inputs, labels = fitted(seed, scale)
+        iterates, infos = problems.trajectory(
+            jnp.zeros((4, 3), jnp.float32), inputs, jnp.asarray(labels), l2, steps=15, solver=solver, search=True
+        )
+        targets = problems.one_hot(labels, 3)
+        values = np.array([problems.objective(params, inputs, targets, l2) for params in iterates])
+        assert (values[1:] <= 1.001 * values[:-1] + 1e-9).all()
+        assert (-np.diff(values) >= 0.9 * np.asarray(infos.certified_decrease, float) - 1e-6 * values[:-1] - 1e-9).all()
+
+
+@pytest.mark.parametrize(("start", "l2"), [(1e3, 3.0), (1e4, 0.3), (1e5, 0.01)])
+def test_far_starts_are_no_sign_of_a_model_that_is_not_affine(start, l2):
+    problem = problems.random(start=start).cast(jnp.float32)
+    _, info = mm.run(qbound.linear_logits, *problem, l2=l2, throw=False, max_steps=200)
+    assert info.result == mm.Result.CONVERGED
+
+
+def test_large_constant_logits_do_not_hide_a_network():
+    """The usual finite mask of -1e9 must not widen what counts as rounding."""
+    params, inputs, labels = problems.random(start=1.0).cast(jnp.float32)
+
+    def network(params, inputs):
+        logits = 3 * jnp.tanh(inputs @ params)
+        return jnp.concatenate([logits, jnp.full((len(inputs), 1), -1e9, logits.dtype)], axis=1)
+
+    _, info = mm.run(network, params, inputs, labels, l2=1e-3, throw=False)
+    assert info.result == mm.Result.NOT_AFFINE
+
+
+def test_dense_solver_converges_in_float32():
+    rng = np.random.default_rng(0)
+    inputs = np.float32(100 * rng.normal(size=(200, 4)))
+    labels = np.argmax(inputs / 100 @ rng.normal(size=(4, 3)) + rng.normal(size=(200, 3)), axis=1)
+    start = np.float32(rng.normal(size=(4, 3)) + 1)
+    for solver in ("dense", "cg"):
+        _, info = mm.run(qbound.linear_logits, start, inputs, labels, l2=1e-3, solver=solver, throw=False)
+        assert info.result == mm.Result.CONVERGED, solver
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32])
+def test_small_integer_labels_are_not_wrapped(dtype):
+    rng = np.random.default_rng(0)
+    inputs, labels = np.float32(rng.normal(size=(100, 4))), rng.integers(0, 100, size=100)
+    start = jnp.zeros((4, 300), jnp.float32)
+    init = functools.partial(jax.jit(functools.partial(mm.init, qbound.linear_logits)), start, inputs, l2=1e-2)
+    found, expected = init(labels=labels.astype(dtype)), init(labels=labels)
+    assert found.result == mm.Result.UNFINISHED
+    np.testing.assert_array_equal(found.gradient, expected.gradient)
+
+
+def test_parameters_and_inputs_may_differ_in_dtype():
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    expected, _ = mm.run(qbound.linear_logits, params, inputs, labels, l2=1e-2)
+    with jax.numpy_dtype_promotion("standard"):
+        found, info = mm.run(lambda p, x: x @ p, params.astype(jnp.float32), inputs, labels, l2=1e-2)
+    assert found.dtype == info.objective.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.float32(expected), atol=1e-3)
+
+
+def test_leaves_of_different_dtypes_are_taken_to_the_widest():
+    _, inputs, labels = problems.random().cast(jnp.float64)
+    params = {"weights": jnp.zeros((4, 3), jnp.float32), "bias": jnp.zeros(3, jnp.float64)}
+    found, _ = mm.run(qbound.linear_logits, params, inputs, labels, l2=1e-2, tolerance=1e-10)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float64)}
+
+
+def test_model_may_compute_in_bfloat16():
+    params, inputs, labels = problems.random(start=0.0).cast(jnp.float32)
+
+    def narrow(params, inputs):
+        return inputs.astype(jnp.bfloat16) @ params.astype(jnp.bfloat16)
+
+    found, info = mm.run(narrow, params, inputs, labels, l2=0.1, tolerance=1e-3, throw=False)
+    expected, _ = mm.run(qbound.linear_logits, params, inputs, labels, l2=0.1)
+    assert info.result in (mm.Result.CONVERGED, mm.Result.STALLED)
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+def test_weights_may_be_huge():
+    problem = problems.random(start=0.0).cast(jnp.float32)
+    expected, _ = mm.run(qbound.linear_logits, *problem, l2=1e-2, example_weights=jnp.ones(30, jnp.float32))
+    found, info = mm.run(qbound.linear_logits, *problem, l2=1e-2, example_weights=jnp.full(30, 1e38, jnp.float32))
+    assert info.steps > 1
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_probabilities_are_taken_to_sum_to_one():
+    """Otherwise a bias without a regulariser would have no optimum."""
+    params, inputs, _ = problems.random(start=0.0).cast(jnp.float64)
+    params = {"weights": params, "bias": jnp.zeros(3)}
+    l2 = {"weights": 1e-2, "bias": 0.0}
+    rows = np.random.default_rng(0).dirichlet(np.ones(3), size=30)
+    expected, _ = mm.run(qbound.linear_logits, params, inputs, rows, l2=l2)
+    found, _ = mm.run(qbound.linear_logits, params, inputs, 1.0009 * rows, l2=l2)
+    np.testing.assert_allclose(found["weights"], expected["weights"], atol=1e-6)
+
+
+def test_rows_of_weight_zero_may_be_anything():
+    params, inputs, labels = problems.random(start=0.0).cast(jnp.float64)
+
+    def with_nan(params, inputs):
+        return (inputs @ params).at[0].set(jnp.nan).at[1].set(jnp.inf)
+
+    weights = jnp.ones(30).at[:2].set(0.0)
+    found, _ = mm.run(with_nan, params, inputs, labels, l2=1e-2, example_weights=weights, tolerance=1e-9)
+    expected, _ = mm.run(qbound.linear_logits, params, inputs, labels, l2=1e-2, example_weights=weights, tolerance=1e-9)
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("l2", [1e-46, 1e39])
+def test_regulariser_may_be_beyond_float32(l2):
+    problem = problems.random(start=0.0).cast(jnp.float64)
+    _, info = mm.run(qbound.linear_logits, *problem, l2=l2, throw=False)
+    assert not mm.Result(int(info.result)).bad_input
+
+
+@pytest.mark.parametrize("factor", [-1.0, jnp.nan])
+def test_preconditioner_that_is_wrong_costs_steps_and_nothing_else(factor):
+    problem = problems.random().cast(jnp.float64)
+    _, info = mm.run(
+        qbound.linear_logits,
+        *problem,
+        l2=1.0,
+        solver="cg",
+        precondition=lambda r: factor * r,
+        tolerance=1e-6,
+        throw=False,
+        max_steps=300,
+    )
+    assert info.result == mm.Result.CONVERGED
+    assert (np.diff(info.history.objective) <= 0).all()
