@@ -61,6 +61,7 @@ $(WHEEL_INSTALLED): pyproject.toml
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.bound
 	$(BIN)/python -m experiments.benchmarks.spfb
+	$(BIN)/python -m experiments.benchmarks.mm
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -9,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import curves, demo, label_order, small_batches
+from experiments import curves, demo, label_order, small_batches, superlinear, theory
 from experiments.benchmarks import bound as bound_benchmark
+from experiments.benchmarks import mm as mm_benchmark
 from experiments.benchmarks import spfb as spfb_benchmark
 from experiments.benchmarks import timing
+from tests import reference
 
 CONFIGS = sorted(
     path.stem for path in (Path(__file__).parent.parent / "configs").glob("*.py") if path.stem != "__init__"
@@ -117,6 +119,90 @@ def test_batches_of_any_size_are_safe_at_learning_rate_one(monkeypatch):
     monkeypatch.setitem(small_batches.SOURCES, "without a limit", free)
     values, _ = small_batches.run(settings, "without a limit", batch)
     assert np.max(values) > 5 * np.log(3), "the test needs a problem where steps without a limit are too long"
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_certificates_make_the_full_batch_method_as_fast_as_newton_cg(tmp_path):
+    settings = importlib.import_module("configs.superlinear").config()
+    settings = dataclasses.replace(settings, max_steps=40, repeats=1, output=str(tmp_path / "superlinear.png"))
+    found = superlinear.results(settings)
+    newton = found["Newton-CG, line search"]
+    for name, curve in found.items():
+        assert len(curve.norms) == len(curve.passes) == len(curve.certificates) + 1
+        if name.startswith("bound") or name.startswith("Böhning"):
+            assert curve.first_below(settings.target) is None
+            continue
+        assert curve.norms[-1] <= settings.tolerance
+        k, reference = curve.first_below(settings.target), newton.first_below(settings.target)
+        assert curve.passes[k] <= mm_benchmark.LIMIT * newton.passes[reference]
+    assert superlinear.table(settings, found).count("not reached") == 4
+    assert superlinear.draw(settings, found).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_corrected_theorem_holds_and_the_paper_s_version_stops_falling(tmp_path):
+    settings = importlib.import_module("configs.theory").config()
+    settings = dataclasses.replace(settings, l2=(0.5,), steps=3000, seeds=20, output=str(tmp_path / "theory.png"))
+    found = {0.5: {source: theory.simulate(settings, 0.5, source) for source in (theory.INDEPENDENT, theory.SAME)}}
+    (independent, known), (same, _) = found[0.5].values()
+    t = np.arange(1, 3001)
+    assert known.c == pytest.approx(2)
+    assert known.eta_0 > 1 / (2 * known.mu_1 * known.lambda_1)
+    assert (independent.excess > 0).all()
+    assert (independent.excess <= known.q / t).all()
+    assert -1.3 < theory.slope(independent.excess) < -0.7
+    assert theory.slope(same.excess) > -0.3
+    assert same.excess[-1] > 4 * independent.excess[-1]
+    assert theory.table(found).count("\n") == 2
+    paths = {}
+    for source in (theory.INDEPENDENT, theory.SAME):
+        paths[source], optimum = theory.counterexample(4000, source)
+    assert optimum == pytest.approx(-0.234, abs=1e-3)
+    assert np.mean(paths[theory.INDEPENDENT][2000:]) == pytest.approx(optimum, abs=0.05)
+    assert np.mean(paths[theory.SAME][2000:]) == pytest.approx(0.733, abs=0.05)
+    assert theory.draw(settings, found, paths, optimum).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("n", "radius", "l2"), [(2, 1.0, 0.1), (10, 2.0, 1e-3)])
+def test_constants_of_the_theorem_hold_for_any_logits(n, radius, l2):
+    """Eigenvalues of the curvature and of the Hessian, for random weights and inputs of the full length."""
+    known = theory.constants(radius, n, l2, 2.0, 1.0, 0.5)
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 1.0, 10.0, 100.0):
+        x = rng.normal(size=3)
+        x *= radius / np.linalg.norm(x)
+        h = scale * rng.normal(size=n)
+        sigma = np.kron(reference.logit_bound(h)[2], np.outer(x, x)) + l2 * np.eye(3 * n)
+        hessian = np.kron(reference.hessian(h), np.outer(x, x)) + l2 * np.eye(3 * n)
+        inverse = 1 / np.linalg.eigvalsh(sigma)
+        assert known.mu_1 * (1 - 1e-9) <= inverse.min() <= inverse.max() <= known.mu_2 * (1 + 1e-9)
+        eigenvalues = np.linalg.eigvalsh(hessian)
+        assert known.lambda_1 * (1 - 1e-9) <= eigenvalues[0] <= eigenvalues[-1] <= known.lambda_2
+    noise = known.lambda_2 * known.mu_2**2 * known.eta_0**2
+    assert known.q == pytest.approx(max(noise, 0.5))
+
+
+def test_q_satisfies_the_recursion_of_the_proof():
+    """phi_(t+1) <= (1 - c/t) phi_t + C/(2 t^2) stays below Q/t, also while c > t; the paper's Q does not."""
+    for c in (1.2, 2.0, 7.5):
+        noise = 3.0
+        q = max(noise / (2 * (c - 1)), noise, 0.1)
+        phi = 0.1
+        for t in range(1, 2000):
+            phi = max((1 - c / t) * phi, 0) + noise / (2 * t**2)
+            assert phi <= q / (t + 1)
+    paper = max(3.0 / (2 * (7.5 - 1)), 0.1)
+    assert max((1 - 7.5) * 0.1, 0) + 3.0 / 2 > paper / 2
+
+
+def test_benchmark_of_full_batches_reaches_its_tolerance():
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        runs = mm_benchmark.candidates(*mm_benchmark.synthetic(examples=300, inputs=20))
+        for name in ("Newton-CG, line search", "mm"):
+            outcome = runs[name]()
+            assert outcome.gradient_norm <= mm_benchmark.TOLERANCE
+            assert outcome.passes > outcome.steps > 2
+        assert mm_benchmark.measure("small", {name: runs[name] for name in list(runs)[:1]}, 2)
 
 
 def test_traces_are_ordered_as_the_documentation_says():
