@@ -84,7 +84,7 @@ def step(
       ...     return qbound.mm.step(qbound.linear_logits, state, x, y, l2=0.1)
       >>> state, info = step(state, x, y)
       >>> print(f"{state.objective:.3f}, {bool(info.actual_decrease >= info.certified_decrease)}")
-      0.743, True
+      0.502, True
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     targets = _tolerances(tolerance, cg_tolerance)

@@ -1,0 +1,34 @@
+"""Data that is spread over devices by examples: the run is the same."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np, qbound
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(64, 6)).astype(np.float32), rng.integers(4, size=64)
+w = np.zeros((6, 4), np.float32)
+
+def run(x, y, w):
+    return qbound.mm.run(lambda w, x: x @ w, w, x, y, l2=1e-2, solver="cg")
+
+expected, alone = run(jnp.asarray(x), jnp.asarray(y), jnp.asarray(w))
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        data = (jax.device_put(a, NamedSharding(mesh, P("d"))) for a in (x, y))
+        found, info = run(*data, jax.device_put(w, NamedSharding(mesh, P())))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-4)
+    assert info.steps == alone.steps > 2
+"""
+
+
+def test_run_is_the_same_with_data_over_two_devices():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
