@@ -164,7 +164,7 @@ def draw(config: SuperlinearConfig, found: dict[str, Curve]) -> Path:
         axis.axhline(config.target, color="black", linewidth=0.5)
     left.set(xlabel="passes over the data", title="Cost")
     right.set(xlabel="steps", title="Rate: linear with a bound alone", xlim=(0, 40))
-    right.legend(frameon=False, loc="center right")
+    right.legend(frameon=False, loc="lower right")
     return save(figure, config.output)
 
 

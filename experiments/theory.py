@@ -205,7 +205,7 @@ def draw(
         if source == INDEPENDENT:
             left.loglog(t, known.q / t, color="black", label=f"Q/t, Q = {known.q:.3g}")
     left.set(xlabel="t", ylabel="mean excess of the objective", title=f"Digits, l2 = {l2:g}, {config.seeds} seeds")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower left")
     for source, path in paths.items():
         color, style = looks[source]
         right.semilogx(np.arange(1, len(path) + 1), path, color=color, linestyle=style, linewidth=0.8, label=source)

@@ -84,8 +84,6 @@ def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "...
 def float_tree(name: str, tree: Any) -> Any:
     """`tree` with its leaves as arrays, all of a float dtype."""
     tree = jax.tree.map(lambda leaf: array(name, leaf), tree)
-    if not jax.tree.leaves(tree):
-        raise ValueError(f"{name}: expected at least one array; got {tree!r}")
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(f"{name}: expected float arrays; got one of dtype {leaf.dtype}")

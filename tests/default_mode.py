@@ -59,6 +59,20 @@ def check_spfb(rng):
         assert optax.tree.get(state, "spfb_residual") < 1e-4
 
 
+def check_mm(rng):
+    """Both solvers find the optimum of the reference, which takes many steps to the minimum of the bound."""
+    inputs, labels = rng.normal(size=(40, 4)), rng.integers(3, size=40)
+    features = reference.linear_features(inputs, 3)
+    expected = reference.majorise_minimise(np.zeros(12), features, np.eye(3)[labels], 0.1, 60)[-1]
+    for solver in ("cg", "dense"):
+        found, info = qbound.mm.run(
+            qbound.linear_logits, np.zeros((4, 3), np.float32), inputs.astype(np.float32), labels, l2=0.1, solver=solver
+        )
+        assert found.dtype == info.objective.dtype == jnp.float32
+        assert (info.history.actual_decrease >= info.history.certified_decrease).all()
+        np.testing.assert_allclose(found.ravel(), expected, atol=1e-4)
+
+
 def main():
     rng = np.random.default_rng(0)
     for n in (3, 70, 300):
@@ -83,6 +97,7 @@ def main():
     np.testing.assert_allclose(upper, log_z + mu.sum() + sigma.sum() / 2, rtol=1e-5)
 
     check_spfb(rng)
+    check_mm(rng)
 
 
 if __name__ == "__main__":

@@ -293,5 +293,7 @@ def _checked_function(logits_fn):
 def _checked_params(params):
     """All leaves in the widest dtype among them, float32 at least."""
     params = checks.float_tree("params", params)
+    if not jax.tree.leaves(params):
+        raise ValueError(f"params: expected at least one array; got {params!r}")
     dtype = working_dtype(*jax.tree.leaves(params))
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -352,11 +352,7 @@ def _checked_params(params):
             "has hidden. To train a part of them, hand over that part only: logits_fn(trainable, inputs), with the "
             "frozen part inside inputs (inputs_axes marks it as shared)"
         )
-    params = jax.tree.map(jnp.asarray, params)
-    for leaf in jax.tree.leaves(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"params: expected float arrays; got one of dtype {leaf.dtype}")
-    return trees.widen(params)
+    return trees.widen(checks.float_tree("params", params))
 
 
 def _dtype(params):
