@@ -40,8 +40,10 @@ types: $(INSTALLED)
 
 # Outside tests/, so in the mode most users run: no float64.
 doctest: $(INSTALLED)
-	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' qbound README.md docs
+	$(BIN)/python -m pytest --numprocesses=auto --doctest-modules --doctest-glob='*.md' qbound README.md docs
 
+# OPTIMIZED=1: with programs compiled as users have them, in twice the time.
+unit: export OPTIMIZED := $(OPTIMIZED)
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses=auto --durations=10
 

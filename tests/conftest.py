@@ -1,9 +1,20 @@
-"""Strict JAX, and property tests that draw the same examples every time."""
+"""Strict JAX, quick to compile, and property tests that draw the same examples every time."""
+
+import os
 
 import hypothesis
 import jax
 import jaxtyping
 import pytest
+
+from tests.processes import QUICK_FLAG
+
+# The suite compiles thousands of small programs and runs each a few times, so the compiler is asked for little: that is
+# more than half of the time. Doctests, tests/default_mode.py and the canary have programs compiled as users do, and
+# `make unit OPTIMIZED=1` all of them.
+if not os.environ.get("OPTIMIZED"):
+    jax.config.update("jax_disable_most_optimizations", True)
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAG}"
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")

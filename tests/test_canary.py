@@ -1,12 +1,11 @@
 """Is the installed jaxlib one that compiles correctly? In a process of its own: the failure may be a crash."""
 
 import importlib.metadata
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 CANARY = Path(__file__).with_name("canary.py")
 
@@ -24,8 +23,7 @@ def verdict(program: str, returncode: int, version: str) -> str | None:
 
 @pytest.mark.parametrize("program", ["product", "gather"])
 def test_jaxlib_compiles_correctly(program):
-    environment = {**os.environ, "JAX_ENABLE_X64": "0"}
-    returncode = subprocess.run([sys.executable, str(CANARY), program], env=environment, check=False).returncode
+    returncode = processes.run(str(CANARY), program, JAX_ENABLE_X64="0").returncode
     problem = verdict(program, returncode, importlib.metadata.version("jaxlib"))
     if problem:
         pytest.fail(problem)

@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import qbound
+from tests import processes
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
@@ -78,14 +77,9 @@ def test_package_uses_nothing_private_of_jax():
 
 def test_importing_starts_no_backend():
     """With a platform that does not exist, anything that starts a backend fails."""
-    environment = {**os.environ, "JAX_PLATFORMS": "none_such"}
-    subprocess.run([sys.executable, "-c", "import qbound"], env=environment, check=True)
-    starts = subprocess.run(
-        [sys.executable, "-c", "import jax.numpy as jnp; jnp.zeros(1)"],
-        env=environment,
-        capture_output=True,
-        check=False,
-    )
+    imports = processes.run("-c", "import qbound", JAX_PLATFORMS="none_such")
+    assert imports.returncode == 0, imports.stderr
+    starts = processes.run("-c", "import jax.numpy as jnp; jnp.zeros(1)", JAX_PLATFORMS="none_such")
     assert starts.returncode != 0
 
 
@@ -106,6 +100,5 @@ def test_modules_are_small_enough_to_hold_in_mind():
 def test_default_mode_without_float64():
     """Most users never enable float64; some compiler bugs showed only without it. In a process of its own."""
     script = Path(__file__).with_name("default_mode.py")
-    environment = {**os.environ, "JAX_ENABLE_X64": "0", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    result = processes.run(str(script), JAX_ENABLE_X64="0", PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.stderr

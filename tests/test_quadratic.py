@@ -1,9 +1,6 @@
 """What can be done with a bound: evaluate it, pull it back, add, average and scale it."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +9,7 @@ import pytest
 from hypothesis import given
 
 import qbound
-from tests import reference, strategies
+from tests import processes, reference, strategies
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(4, 5, 3))  # four examples, five labels, three parameters
@@ -363,10 +360,7 @@ for order in ("max_first", "descending", "given"):
     for a, b in zip(got, expected):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-6)
 """
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    result = processes.run("-c", script, quick=True, devices=2)
     assert result.returncode == 0, result.stderr
 
 

@@ -495,7 +495,7 @@ def test_no_operation_forms_a_matrix(b, n, operation, order):
 
     vectors = jax.ShapeDtypeStruct((b, n), jnp.float32)
     memory = jax.jit(run).lower(vectors, vectors).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 16 * 4 * b * n
+    assert memory.temp_size_in_bytes < 20 * 4 * b * n  # matrices would take n, 40 at least
 
 
 # Against Algorithm 1 in parameter space

@@ -1,8 +1,6 @@
 """Data that is spread over devices by examples: the run is the same."""
 
-import os
-import subprocess
-import sys
+from tests import processes
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np, qbound
@@ -27,8 +25,5 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 
 
 def test_run_is_the_same_with_data_over_two_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
+    result = processes.run("-c", SCRIPT, quick=True, devices=2)
     assert result.returncode == 0, result.stderr

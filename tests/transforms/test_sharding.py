@@ -1,8 +1,6 @@
 """Arrays that are spread over devices: the step is the same."""
 
-import os
-import subprocess
-import sys
+from tests import processes
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np, qbound
@@ -40,8 +38,5 @@ for logits_fn, options in ((network, {"warm_start": True}), (network, window), (
 
 
 def test_step_is_the_same_with_data_and_parameters_over_two_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
+    result = processes.run("-c", SCRIPT, quick=True, devices=2)
     assert result.returncode == 0, result.stderr
