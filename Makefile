@@ -38,9 +38,9 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/basedpyright
 
-# Outside tests/, so in the mode most users run: no float64.
+# As users run them: without float64, and without the type checks of the tests.
 doctest: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses=auto --doctest-modules --doctest-glob='*.md' qbound README.md docs
+	$(BIN)/python -m pytest --override-ini=addopts= --numprocesses=auto --doctest-modules --doctest-glob='*.md' qbound README.md docs
 
 # OPTIMIZED=1: with programs compiled as users have them, in twice the time.
 unit: export OPTIMIZED := $(OPTIMIZED)

@@ -78,11 +78,11 @@ def constants(radius: float, n: int, l2: float, c: float, second_moment: float, 
     )
 
 
-def unit_digits() -> tuple[jax.Array, jax.Array]:
+def unit_digits() -> tuple[np.ndarray, np.ndarray]:
     """Inputs of length 1, so that R = 1, and labels."""
-    inputs, labels = pooled_digits()
-    inputs = inputs.astype(jnp.float64)
-    return inputs / jnp.linalg.norm(inputs, axis=1, keepdims=True), labels
+    inputs, labels = (np.asarray(x) for x in pooled_digits())
+    inputs = inputs.astype(np.float64)
+    return inputs / np.linalg.norm(inputs, axis=1, keepdims=True), labels
 
 
 class Outcome(NamedTuple):
@@ -92,11 +92,11 @@ class Outcome(NamedTuple):
     second_moment: np.ndarray
 
 
-@functools.partial(jax.jit, static_argnames=("source", "steps", "seeds"))
-def _paths(inputs, labels, l2, eta_0, *, source, steps, seeds):
+@functools.partial(jax.jit, static_argnames=("n", "source", "steps", "seeds"))
+def _paths(inputs, labels, l2, eta_0, *, n, source, steps, seeds):
     """For every seed, before every step: the objective, and the mean over examples of |gradient|^2."""
     tx = qbound.spfb(lambda t: eta_0 / (t + 1.0), qbound.linear_logits, l2=l2, solver="woodbury")
-    targets = jax.nn.one_hot(labels, 3, dtype=inputs.dtype)
+    targets = jax.nn.one_hot(labels, n, dtype=inputs.dtype)
 
     def second_moment(params):
         d = jax.nn.softmax(inputs @ params) - targets
@@ -115,22 +115,25 @@ def _paths(inputs, labels, l2, eta_0, *, source, steps, seeds):
             now = objective(params, inputs, labels, l2), second_moment(params)
             return (optax.apply_updates(params, updates), state), now
 
-        start = jnp.zeros((inputs.shape[1], 3), inputs.dtype)
+        start = jnp.zeros((inputs.shape[1], n), inputs.dtype)
         return jax.lax.scan(step, (start, tx.init(start)), jnp.arange(steps))[1]
 
     return jax.vmap(path)(jax.random.split(jax.random.key(0), seeds))
 
 
-def simulate(config: TheoryConfig, l2: float, source: str) -> tuple[Outcome, Constants]:
-    """The method, and the constants of the theorem along its iterates."""
+def simulate(config: TheoryConfig, data: tuple, l2: float, source: str) -> tuple[Outcome, Constants]:
+    """The method on `data`, inputs and labels, and the constants of the theorem along its iterates."""
     with jax.enable_x64():
-        inputs, labels = unit_digits()
-        _, info = mm.run(qbound.linear_logits, jnp.zeros((inputs.shape[1], 3)), inputs, labels, l2=l2, tolerance=1e-10)
-        known = constants(1.0, 3, l2, config.c, 0.0, 0.0)
-        values, moments = _paths(inputs, labels, l2, known.eta_0, source=source, steps=config.steps, seeds=config.seeds)
-        values, moments = (np.asarray(x).mean(axis=0) for x in (values, moments))
+        inputs, labels = jnp.asarray(data[0], jnp.float64), jnp.asarray(data[1])
+        n, radius = int(labels.max()) + 1, float(jnp.linalg.norm(inputs, axis=1).max())
+        known = functools.partial(constants, radius, n, l2, config.c)
+        start = jnp.zeros((inputs.shape[1], n))
+        _, info = mm.run(qbound.linear_logits, start, inputs, labels, l2=l2, tolerance=1e-10)
+        sizes = {"n": n, "steps": config.steps, "seeds": config.seeds}
+        paths = _paths(inputs, labels, l2, known(0.0, 0.0).eta_0, source=source, **sizes)
+        values, moments = (np.asarray(x).mean(axis=0) for x in paths)
         outcome = Outcome(values - float(info.objective), moments)
-    return outcome, constants(1.0, 3, l2, config.c, float(outcome.second_moment.max()), float(outcome.excess[0]))
+    return outcome, known(float(moments.max()), float(outcome.excess[0]))
 
 
 def slope(excess: np.ndarray) -> float:
@@ -224,7 +227,7 @@ def main() -> None:
     for l2 in settings.l2:
         found[l2] = {}
         for source in (INDEPENDENT, SAME):
-            found[l2][source] = simulate(settings, l2, source)
+            found[l2][source] = simulate(settings, unit_digits(), l2, source)
             outcome, known = found[l2][source]
             below = bool(np.all(outcome.excess <= known.q / np.arange(1, len(outcome.excess) + 1)))
             print(

@@ -143,7 +143,8 @@ def test_certificates_make_the_full_batch_method_as_fast_as_newton_cg(tmp_path):
 def test_corrected_theorem_holds_and_the_paper_s_version_stops_falling(tmp_path):
     settings = importlib.import_module("configs.theory").config()
     settings = dataclasses.replace(settings, l2=(0.5,), steps=3000, seeds=8, output=str(tmp_path / "theory.png"))
-    found = {0.5: {source: theory.simulate(settings, 0.5, source) for source in (theory.INDEPENDENT, theory.SAME)}}
+    data, sources = theory.unit_digits(), (theory.INDEPENDENT, theory.SAME)
+    found = {0.5: {source: theory.simulate(settings, data, 0.5, source) for source in sources}}
     (independent, known), (same, _) = found[0.5].values()
     t = np.arange(1, 3001)
     assert known.c == pytest.approx(2)
@@ -161,6 +162,22 @@ def test_corrected_theorem_holds_and_the_paper_s_version_stops_falling(tmp_path)
     assert np.mean(paths[theory.INDEPENDENT][2000:]) == pytest.approx(optimum, abs=0.05)
     assert np.mean(paths[theory.SAME][2000:]) == pytest.approx(0.733, abs=0.05)
     assert theory.draw(settings, found, paths, optimum).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_constants_of_the_theorem_are_computed_from_the_data():
+    rng = np.random.default_rng(0)
+    inputs, labels = 2 * rng.normal(size=(40, 2)), np.arange(40) % 4
+    settings = dataclasses.replace(importlib.import_module("configs.theory").config(), c=3.0, steps=5, seeds=2)
+    outcome, known = theory.simulate(settings, (inputs, labels), 0.5, theory.INDEPENDENT)
+    square = np.max(np.sum(inputs**2, axis=1))
+    assert known.mu_1 == pytest.approx(1 / (square + 0.5))
+    assert known.lambda_2 == pytest.approx(square / 2 + 0.5)
+    assert known.c == pytest.approx(3)
+    assert known.first_excess == outcome.excess[0] > 0
+    residuals = 0.25 - np.eye(4)[labels]
+    assert outcome.second_moment[0] == pytest.approx(np.mean(np.sum(inputs**2, axis=1) * np.sum(residuals**2, axis=1)))
+    assert known.second_moment == outcome.second_moment.max()
 
 
 @pytest.mark.parametrize(("n", "radius", "l2"), [(2, 1.0, 0.1), (10, 2.0, 1e-3)])
