@@ -2,6 +2,6 @@
 
 from qbound.mm.results import Certificate, NotConverged, Result
 from qbound.mm.run import init, run, step
-from qbound.mm.step import MMInfo, MMState
+from qbound.mm.state import MMInfo, MMState
 
 __all__ = ["Certificate", "MMInfo", "MMState", "NotConverged", "Result", "init", "run", "step"]

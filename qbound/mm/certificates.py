@@ -47,7 +47,7 @@ class Line:
     c: Float[Array, ""]
 
     def newton_decrease(self) -> Float[Array, ""]:
-        """a^2/(2 V), V = sum_j w_j v_j + c: by the second-order expansion; no upper bound certifies more."""
+        """a^2/(2 V), V = sum_j w_j v_j + c: by the second-order expansion; neither certificate exceeds it."""
         return self.a**2 / (2 * (self.problem.mean(self.v) + self.c))
 
     def decrease(self, eta: Float[Array, ""]) -> Float[Array, ""]:

@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int
 from qbound import checks, trees
 from qbound.batches import full_weights, logits_shape, normalised
 from qbound.mm.results import Result
-from qbound.models import BatchMap
+from qbound.models import BatchMap, KroneckerMap
 from qbound.records import record
 from qbound.types import Scalar, working_dtype
 
-__all__ = ["Problem", "make_problem"]
+__all__ = ["Problem", "common_part", "make_problem"]
 
 # How far a row of probabilities may be from a sum of 1.
 _SUM_TOLERANCE = 1e-3
@@ -42,7 +42,7 @@ class Problem:
         self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]
     ) -> tuple[Float[Array, ""], Any]:
         """L, and J'(w (p - t)) + l2 params."""
-        t, w = self.targets, self.weights[:, None]
+        t = self.targets
         # Measured from what was observed, logits lose no digits of the loss.
         h = logits - jnp.sum(jnp.where(t == 0, 0, t * logits), axis=1, keepdims=True)
         largest = jnp.max(h, axis=1, keepdims=True)
@@ -52,8 +52,17 @@ class Problem:
         d = exponentials / total - t
         # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
         d = d - t * jnp.sum(d, axis=1, keepdims=True)
-        gradient = linear_map.transpose(jnp.where(w == 0, 0, w * d))
+        gradient = self.pull_back(linear_map, d)
         return loss + self.penalty(params, params) / 2, self.damped(gradient, params)
+
+    def pull_back(self, linear_map: BatchMap, rows: Float[Array, "b n"]) -> Any:
+        """J'(w rows), for rows of sum 0."""
+        w = self.weights[:, None]
+        product = linear_map.transpose(jnp.where(w == 0, 0, w * rows))
+        # Of large inputs, rounding leaves a part that is the same for all labels here too. The last axis is theirs.
+        if not isinstance(linear_map, KroneckerMap):
+            return product
+        return jax.tree.map(jnp.subtract, product, common_part(product))
 
     def damped(self, product: Any, v: Any) -> Any:
         """`product` + l2 v."""
@@ -62,6 +71,11 @@ class Problem:
     def penalty(self, a: Any, b: Any) -> Float[Array, ""]:
         """A' l2 b."""
         return trees.dot(a, jax.tree.map(jnp.multiply, self.l2, b))
+
+
+def common_part(tree: Any) -> Any:
+    """The mean over labels of the parameters of `qbound.linear_logits`: the logits' differences do not see it."""
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=-1, keepdims=True), tree)
 
 
 def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:

@@ -39,7 +39,10 @@ class Result(enum.IntEnum):
 
 _MESSAGES = {
     Result.CONVERGED: "the gradient norm is within tolerance",
-    Result.STEP_LIMIT: "the gradient norm is above tolerance after max_steps steps",
+    Result.STEP_LIMIT: (
+        "the gradient norm is above tolerance after max_steps steps; if CG took many, inputs of similar sizes or a "
+        "preconditioner help"
+    ),
     Result.STALLED: (
         "the gradient norm is above tolerance and no longer falls: the rounding errors of the dtype leave no more; a "
         "wider dtype, inputs scaled to similar sizes or a larger tolerance help"

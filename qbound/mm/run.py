@@ -12,16 +12,8 @@ from jax.core import Tracer
 from qbound import checks
 from qbound.mm.problem import make_problem
 from qbound.mm.results import Certificate, NotConverged, Result
-from qbound.mm.step import (
-    Curvatures,
-    MMInfo,
-    MMOptions,
-    MMState,
-    Solver,
-    evaluate,
-    first_state,
-    take_step,
-)
+from qbound.mm.state import MMInfo, MMState
+from qbound.mm.step import Curvatures, MMOptions, Solver, evaluate, first_state, take_step
 from qbound.types import Order, Scalar, working_dtype
 
 __all__ = ["init", "run", "step"]
@@ -89,6 +81,7 @@ def step(
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     targets = _tolerances(tolerance, cg_tolerance)
     problem = make_problem(_checked_function(logits_fn), state.params, inputs, labels, example_weights, l2)
+    state = state._replace(result=_checked_numbers(state, eta, *targets))
     return take_step(problem, logits_fn, inputs, state, options, eta, *targets)
 
 
@@ -135,7 +128,8 @@ def run(
       labels: integers (b,), or (...,) for logits (..., n); or probabilities (b, n), rows that sum to 1.
       l2: lambda > 0, a number, or a tree of numbers >= 0 for the leaves of `params` or its first levels, to leave a
         bias out: `{"weights": 1e-3, "bias": 0.0}`.
-      example_weights: w, one for each example, or for each row of logits; 1 by default.
+      example_weights: w, one for each example, or for each row of logits; 1 by default. 0 leaves an example out, and
+        its logits may be anything; its inputs must be finite all the same.
       tolerance: of the Euclidean norm of the gradient of L.
       max_steps: the most steps to take.
       eta: "search" for the exact minimum along s, by a line search on logits that costs no pass over the data; or a

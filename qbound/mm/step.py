@@ -9,19 +9,20 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array
 
 from qbound import cg, checks, trees
 from qbound.bounds import bohning_bound, log_partition_bound, second_order_expansion
 from qbound.curvature import Curvature, ModelCurvature
 from qbound.mm.certificates import Line, certified_by_bound, certified_locally, make_line
-from qbound.mm.problem import Problem
+from qbound.mm.problem import Problem, common_part
 from qbound.mm.results import Certificate, Result
-from qbound.models import BatchMap, linearise
+from qbound.mm.state import MMInfo, MMState
+from qbound.models import BatchMap, KroneckerMap, linearise
 from qbound.solve import solve_dense
 from qbound.types import Order
 
-__all__ = ["Curvatures", "MMInfo", "MMOptions", "MMState", "Solver", "evaluate", "first_state", "take_step"]
+__all__ = ["Curvatures", "MMOptions", "Solver", "evaluate", "first_state", "take_step"]
 
 Curvatures = Literal["auto", "bound", "bohning", "hessian"]
 Solver = Literal["auto", "cg", "dense"]
@@ -30,77 +31,17 @@ Solver = Literal["auto", "cg", "dense"]
 DENSE_LIMIT = 100
 # CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: early steps may be rough, late ones become exact.
 _LOOSEST = 0.5
-# A run has stalled after so many steps in which the gradient norm found no new least value, of at most so large a part
-# of the last, and no step was certified to decrease the objective by so many units of its rounding. Newton's method
-# makes fast progress or none; a global bound may need many steps for a tenth.
+# A run has stalled after so many steps in which the gradient norm found no new least value and no step was certified to
+# decrease the objective by so many units of its rounding. Newton's method makes fast progress or none: only a part of
+# the last least value counts; with a global bound, any new one does.
 _NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
 # The bound is not asked where the local certificate gives so large a part of Newton's decrease, and no search is made
 # where it gives nearly all.
 _ENOUGH, _NEAR = 0.5, 0.97
 # The objective may rise by so many units of rounding.
 _ROUNDING = 8
-
-
-class MMState(NamedTuple):
-    """What the next step needs.
-
-    Attributes:
-      params: the parameters, the best so far.
-      logits: theirs, one row for each example.
-      objective: the mean loss and the regulariser.
-      gradient: of the objective.
-      gradient_norm: its Euclidean length.
-      newton: whether the next direction is Newton's, with `curvature="auto"`: at first, and when the local certificate
-        has won.
-      first_norm: the gradient norm at the start.
-      least_norm: the least gradient norm so far, give or take a tenth.
-      steps_since: steps since then.
-      steps: steps taken.
-      result: UNFINISHED, or a `Result` that says why there can be no further step.
-    """
-
-    params: Any
-    logits: Float[Array, "b n"]
-    objective: Float[Array, ""]
-    gradient: Any
-    gradient_norm: Float[Array, ""]
-    newton: Bool[Array, ""]
-    first_norm: Float[Array, ""]
-    least_norm: Float[Array, ""]
-    steps_since: Int[Array, ""]
-    steps: Int[Array, ""]
-    result: Int[Array, ""]
-
-
-class MMInfo(NamedTuple):
-    """How a step went, or a run: then sums and last values, and the steps in `history`.
-
-    Attributes:
-      objective: at the new parameters.
-      gradient_norm: there.
-      certificate: which one won, a `Certificate`; NONE if no step was taken. Of a run: that of its last step.
-      certified_decrease: of the objective, at least; of a run: by all steps.
-      actual_decrease: of the objective; of a run: by all steps.
-      step_length: what the direction was multiplied by; 0 if no step was taken.
-      cg_steps: iterations of CG; 0 for a direct solver. Of a run: of all steps.
-      passes: over the data, one for a product with it and one with its transpose. A gradient counts as 1, and so does
-        an iteration of CG. Of a run: of all steps and of the first gradient.
-      steps: taken so far.
-      result: a `Result`.
-      history: of a run, the infos of its steps, with an axis of steps; None for a step.
-    """
-
-    objective: Float[Array, "..."]
-    gradient_norm: Float[Array, "..."]
-    certificate: Int[Array, "..."]
-    certified_decrease: Float[Array, "..."]
-    actual_decrease: Float[Array, "..."]
-    step_length: Float[Array, "..."]
-    cg_steps: Int[Array, "..."]
-    passes: Float[Array, "..."]
-    steps: Int[Array, "..."]
-    result: Int[Array, "..."]
-    history: Any = None
+# The rounding of the parameters is taken into account where it could cost so large a part of what is certified.
+_NEGLIGIBLE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,19 +119,24 @@ def take_step(
     # 1. The direction s, from the bound or from the Hessian. Whatever s is, the rest is right.
     s, cg_steps, passes = _direction(problem, linear_map, state, options, tolerance, cg_tolerance)
     s = trees.cast_like(s, state.gradient)
+    if isinstance(linear_map, KroneckerMap):
+        s = _without_rounding_of_the_common_part(problem, s, state.params)
     usable = trees.all_finite(s) & (trees.dot(state.gradient, s) > 0)
     s = jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
     u = linear_map.forward(s).astype(dtype)
     line = make_line(problem, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
-    length, certified, actual, local = _length(problem, state.logits, u, line, options, eta)
-    # 3. The objective at the new parameters.
-    point = evaluate(problem, logits_fn, inputs, trees.add_scaled(state.params, -length, s))
+    step = _length(problem, state.logits, u, line, options, eta)
+    # 3. The objective at the new parameters, which are rounded once, here.
+    rounded = jax.lax.optimization_barrier(trees.add_scaled(state.params, -step.length, s))
+    point = evaluate(problem, logits_fn, inputs, rounded)
+    moved = jax.tree.map(jnp.subtract, state.params, rounded)
+    (length, certified, actual, local), more = _rounded_step(problem, linear_map, state, s, u, step, point, moved)
     # 4. The new state, or the old one with the reason.
     affine = _is_affine(problem, linear_map, state.logits, length * u, point.logits)
     falls = point.objective <= state.objective + _noise(problem, state)
     finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
-    sound = finite & falls & (certified > 0) & (actual > 0)
+    sound = finite & falls & (certified > 0) & (actual > 0) & (trees.largest(moved) > 0)
     open_to_change = state.result == Result.UNFINISHED
     unconverged = state.gradient_norm > tolerance
     accepted = open_to_change & unconverged & sound & affine
@@ -208,7 +154,7 @@ def take_step(
         actual_decrease=jnp.where(accepted, actual, 0),
         step_length=jnp.where(accepted, length, 0),
         cg_steps=cg_steps,
-        passes=passes + 1.5,
+        passes=passes + 1.5 + more,
         steps=state.steps,
         result=state.result,
     )
@@ -240,8 +186,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
         terms = terms()
 
         def product(v):
-            w, u = problem.weights[:, None], _mv(terms, linear_map.forward(v))
-            return problem.damped(linear_map.transpose(jnp.where(w == 0, 0, w * u)), v)
+            return problem.damped(problem.pull_back(linear_map, _mv(terms, linear_map.forward(v))), v)
 
         limits = {"max_steps": options.max_cg_steps, "tolerance": cg_tolerance}
         return cg.iterate(product, g, **limits, precondition=options.precondition)[:2]
@@ -252,6 +197,22 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
     else:
         s, steps = iterate(hessian if options.curvature == "hessian" else bound)
     return s, steps, steps.astype(state.objective.dtype)
+
+
+def _without_rounding_of_the_common_part(problem, s, params):
+    """S, where the part that is the same for all labels is a multiple of that of the parameters, as it must be.
+
+    No curvature but l2 holds that part back: rounding errors in the gradient come out 1/l2 times as large. The gradient
+    of the penalty is all that it sees; l2 is the least eigenvalue, so that CG solves from 0 to all of its equation.
+    """
+
+    def leaf(c, s, mean, params_mean):
+        square = jnp.sum(params_mean**2)
+        share = jnp.sum(mean * params_mean) / jnp.where(square > 0, square, 1)
+        share = jnp.where((square > 0) & (c > 0), jnp.clip(share, 0, 1), 0)
+        return s - mean + share * params_mean
+
+    return jax.tree.map(leaf, problem.l2, s, common_part(s), common_part(params))
 
 
 class _Step(NamedTuple):
@@ -294,6 +255,31 @@ def _length(problem, logits, u, line: Line, options: MMOptions, eta) -> _Step:
     return _Step(found, certified, actual, local)
 
 
+def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point: Point, moved) -> tuple[_Step, Array]:
+    """The step to the parameters as they were rounded, `moved` from the old ones; and the passes that knowing it took.
+
+    With large inputs, a unit of rounding of the parameters can change the logits by more than the step was to change
+    them. From the point aimed at to the one reached, the objective rises by the difference of their decreases, and that
+    is taken off what is certified.
+    """
+    known = jnp.isfinite(point.logits) & jnp.isfinite(state.logits)
+    deviation = jnp.where(known, jnp.abs(state.logits - step.length * u - point.logits), 0)
+    # Log Z and the observed logit change by the largest deviation of their row, at most.
+    loss = 2 * problem.mean(jnp.max(deviation, axis=1))
+    penalty = problem.penalty(state.params, moved) - step.length * problem.penalty(state.params, s)
+
+    def taken():
+        displacement = linear_map.forward(moved).astype(u.dtype)
+        slope = trees.dot(state.gradient, moved)
+        line = make_line(problem, state.logits, displacement, slope, problem.penalty(moved, moved))
+        actual = line.decrease(jnp.ones_like(slope))
+        certified = step.certified - jnp.maximum(step.actual - actual, 0)
+        return _Step(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)
+
+    matters = loss + jnp.abs(penalty) > _NEGLIGIBLE * step.certified
+    return jax.lax.cond(matters, taken, lambda: (step, jnp.zeros_like(step.length)))
+
+
 def _solve_scaled(matrix, problem, g):
     """(C + l2) s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
 
@@ -313,7 +299,7 @@ def _solve_scaled(matrix, problem, g):
 
 def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
     """After an accepted step."""
-    least = point.gradient_norm < _PROGRESS * state.least_norm
+    least = point.gradient_norm < jnp.where(newton, _PROGRESS, 1) * state.least_norm
     visible = certified > _NOISE * jnp.finfo(certified.dtype).eps * jnp.abs(point.objective)
     since = jnp.where(least | visible, 0, state.steps_since + 1)
     patience = jnp.where(newton, _NEWTON_PATIENCE, _PATIENCE)
@@ -339,6 +325,8 @@ def _mv(terms: Curvature, u):
 
 def _is_affine(problem, linear_map: BatchMap, old, change, new):
     """Whether the new logits are the old ones less `change`, up to rounding, where they count; -inf stays -inf."""
+    if isinstance(linear_map, KroneckerMap):
+        return jnp.array(True)  # known to be
     expected = jnp.where(jnp.isfinite(old), old - change, old)
     size = 1 + jnp.where(jnp.isfinite(old), jnp.abs(old), 0) + jnp.abs(change)
     # The model may compute in less precision than its parameters have.

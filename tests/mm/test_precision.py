@@ -34,6 +34,76 @@ def test_rounding_of_the_gradient_does_not_make_false_certificates(scale, l2, so
         assert (-np.diff(values) >= 0.9 * np.asarray(infos.certified_decrease, float) - 1e-6 * values[:-1] - 1e-9).all()
 
 
+SCALES = {"columns of all sizes": np.array([1e-6, 1e-3, 1, 1e3, 1e6]), "large inputs": np.full(5, 1e10)}
+
+
+def badly_scaled(name, seed):
+    """In float32: one unit of rounding of a parameter changes the logits visibly."""
+    rng = np.random.default_rng(seed)
+    inputs, labels = rng.normal(size=(40, 5)), rng.integers(3, size=40)
+    if name == "a large constant":
+        inputs[:, 0] += 1e5
+    elif name == "nearly the same columns":
+        inputs[:, 0] += 1e3
+        inputs[:, 1] = inputs[:, 0] + 1e-2 * inputs[:, 1]
+    else:
+        inputs *= SCALES[name]
+    return np.float32(inputs), labels
+
+
+@pytest.mark.parametrize(
+    ("name", "l2", "options"),
+    [
+        ("columns of all sizes", 1e-3, {}),
+        ("columns of all sizes", 1e-10, {"search": True}),
+        ("large inputs", 1e-3, {"search": True}),
+        ("a large constant", 1e-3, {"search": True, "curvature": "bound", "solver": "dense"}),
+        ("nearly the same columns", 1e-8, {}),
+    ],
+)
+def test_certificates_are_for_the_parameters_as_they_are_rounded(name, l2, options):
+    for seed in range(3):
+        inputs, labels = badly_scaled(name, seed)
+        start = jnp.zeros((5, 3), jnp.float32)
+        iterates, infos = problems.trajectory(start, inputs, jnp.asarray(labels), l2, steps=30, **options)
+        targets = problems.one_hot(labels, 3)
+        values = np.array([problems.objective(params, inputs, targets, l2) for params in iterates])
+        certified, actual = (np.asarray(x, float) for x in (infos.certified_decrease, infos.actual_decrease))
+        assert (actual >= certified).all()
+        assert (-np.diff(values) >= 0.99 * certified - 1e-6).all()
+        moved = (np.diff(iterates, axis=0) != 0).any(axis=(1, 2))
+        np.testing.assert_array_equal(moved, np.asarray(infos.certificate) != mm.Certificate.NONE)
+        assert moved[0]
+
+
+@pytest.mark.parametrize(("name", "l2"), [("columns of all sizes", 1e-3), ("nearly the same columns", 1e-8)])
+def test_run_ends_where_rounding_leaves_no_step(name, l2):
+    """And a model that is known to be linear is not taken for another."""
+    inputs, labels = badly_scaled(name, seed=1)
+    start = jnp.zeros((5, 3), jnp.float32)
+    _, info = mm.run(qbound.linear_logits, start, inputs, labels, l2=l2, solver="cg", eta=1.0, throw=False)
+    assert info.result in (mm.Result.STALLED, mm.Result.CONVERGED)
+    assert 0 < info.steps < 100
+
+
+def test_slow_convergence_is_not_taken_for_rounding():
+    inputs = np.float32(np.random.default_rng(0).normal(size=(40, 5)))
+    labels = np.argmax(inputs[:, :3], axis=1)
+    _, info = mm.run(
+        qbound.linear_logits,
+        jnp.zeros((5, 3), jnp.float32),
+        inputs,
+        labels,
+        l2=1e-3,
+        curvature="bohning",
+        eta=1.0,
+        max_steps=3000,
+        throw=False,
+    )
+    assert info.result == mm.Result.CONVERGED
+    assert info.steps > 500
+
+
 @pytest.mark.parametrize(("start", "l2"), [(1e3, 3.0), (1e4, 0.3), (1e5, 0.01)])
 def test_far_starts_are_no_sign_of_a_model_that_is_not_affine(start, l2):
     problem = problems.random(start=start).cast(jnp.float32)

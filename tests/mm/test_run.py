@@ -281,7 +281,7 @@ def test_step_limit_is_an_error_that_keeps_what_was_found():
     params, info = run(problem, max_steps=2, throw=False)
     assert info.result == mm.Result.STEP_LIMIT
     assert info.steps == 2
-    with pytest.raises(mm.NotConverged, match="after max_steps steps. Gradient norm") as caught:
+    with pytest.raises(mm.NotConverged, match="after max_steps steps; .* Gradient norm") as caught:
         run(problem, max_steps=2)
     np.testing.assert_array_equal(caught.value.params, params)
     assert caught.value.result == mm.Result.STEP_LIMIT
@@ -437,6 +437,16 @@ def test_numbers_out_of_range_that_are_traced_are_a_result_code():
     assert result(1.0, 1e-5) == mm.Result.CONVERGED
     assert result(2.5, 1e-5) == mm.Result.BAD_OPTION
     assert result(1.0, -1.0) == mm.Result.BAD_OPTION
+
+    @jax.jit
+    def step(eta, tolerance):
+        state = mm.init(linear, params, inputs, labels, l2=0.1)
+        state, info = mm.step(linear, state, inputs, labels, l2=0.1, eta=eta, tolerance=tolerance)
+        return info.result, state.steps
+
+    assert step(1.0, 0.0) == (mm.Result.UNFINISHED, 1)
+    assert step(2.5, 0.0) == (mm.Result.BAD_OPTION, 0)
+    assert step(1.0, -1.0) == (mm.Result.BAD_OPTION, 0)
 
 
 @pytest.mark.usefixtures("without_type_checks")
