@@ -53,16 +53,15 @@ class Problem:
         # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
         d = d - t * jnp.sum(d, axis=1, keepdims=True)
         gradient = self.pull_back(linear_map, d)
+        if isinstance(linear_map, KroneckerMap):
+            # Of large inputs, rounding leaves such a part here too.
+            gradient = jax.tree.map(jnp.subtract, gradient, common_part(gradient))
         return loss + self.penalty(params, params) / 2, self.damped(gradient, params)
 
     def pull_back(self, linear_map: BatchMap, rows: Float[Array, "b n"]) -> Any:
-        """J'(w rows), for rows of sum 0."""
+        """J'(w rows)."""
         w = self.weights[:, None]
-        product = linear_map.transpose(jnp.where(w == 0, 0, w * rows))
-        # Of large inputs, rounding leaves a part that is the same for all labels here too. The last axis is theirs.
-        if not isinstance(linear_map, KroneckerMap):
-            return product
-        return jax.tree.map(jnp.subtract, product, common_part(product))
+        return linear_map.transpose(jnp.where(w == 0, 0, w * rows))
 
     def damped(self, product: Any, v: Any) -> Any:
         """`product` + l2 v."""
@@ -74,7 +73,7 @@ class Problem:
 
 
 def common_part(tree: Any) -> Any:
-    """The mean over labels of the parameters of `qbound.linear_logits`: the logits' differences do not see it."""
+    """The mean over labels, the last axis, of parameters of `qbound.linear_logits`: no probability depends on it."""
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=-1, keepdims=True), tree)
 
 

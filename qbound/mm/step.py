@@ -40,8 +40,8 @@ _NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
 _ENOUGH, _NEAR = 0.5, 0.97
 # The objective may rise by so many units of rounding.
 _ROUNDING = 8
-# The rounding of the parameters is taken into account where it could cost so large a part of what is certified.
-_NEGLIGIBLE = 1e-3
+# What the rounding of the parameters costs is computed where it could be so large a part of what is certified.
+_NEGLIGIBLE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point:
     deviation = jnp.where(known, jnp.abs(state.logits - step.length * u - point.logits), 0)
     # Log Z and the observed logit change by the largest deviation of their row, at most.
     loss = 2 * problem.mean(jnp.max(deviation, axis=1))
-    penalty = problem.penalty(state.params, moved) - step.length * problem.penalty(state.params, s)
+    loss += jnp.abs(problem.penalty(state.params, moved) - step.length * problem.penalty(state.params, s))
 
     def taken():
         displacement = linear_map.forward(moved).astype(u.dtype)
@@ -276,8 +276,10 @@ def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point:
         certified = step.certified - jnp.maximum(step.actual - actual, 0)
         return _Step(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)
 
-    matters = loss + jnp.abs(penalty) > _NEGLIGIBLE * step.certified
-    return jax.lax.cond(matters, taken, lambda: (step, jnp.zeros_like(step.length)))
+    def nearly():
+        return step._replace(certified=step.certified - loss), jnp.zeros_like(step.length)
+
+    return jax.lax.cond(loss > _NEGLIGIBLE * step.certified, taken, nearly)
 
 
 def _solve_scaled(matrix, problem, g):
