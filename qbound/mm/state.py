@@ -50,7 +50,7 @@ class MMInfo(NamedTuple):
       step_length: what the direction was multiplied by; 0 if no step was taken.
       cg_steps: iterations of CG; 0 for a direct solver. Of a run: of all steps.
       passes: over the data, one for a product with it and one with its transpose. A gradient counts as 1, and so does
-        an iteration of CG. Of a run: of all steps and of the first gradient.
+        an iteration of CG; a step whose rounding matters, half a pass more. Of a run: and of the first gradient.
       steps: taken so far.
       result: a `Result`.
       history: of a run, the infos of its steps, with an axis of steps; None for a step. Of a run inside `jax.jit` it
