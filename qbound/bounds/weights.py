@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["curvature_weight", "local_factor"]
+__all__ = ["curvature_weight", "exponential_remainder", "local_factor"]
 
 # tanh(y)/y = sum_k T_k y^(2k), to y^10: at |y| = 1/16 the next term is 1e-17.
 _TANH_SERIES = (1, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925)
@@ -36,6 +36,13 @@ def local_factor(radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     small = jnp.abs(radius) < _LOCAL_LIMIT
     r = jnp.where(small, 1, radius)
     return jnp.where(small, _polynomial(_LOCAL_SERIES, jnp.where(small, radius, 0)), 2 * (jnp.expm1(r) - r) / r**2)
+
+
+def exponential_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """e^x - x - 1, at small x without the cancellation of its first two terms; x is finite."""
+    small = jnp.abs(x) < _LOCAL_LIMIT
+    around_zero = jnp.where(small, x, 0)
+    return jnp.where(small, around_zero**2 * _polynomial(_LOCAL_SERIES, around_zero) / 2, jnp.exp(x) - 1 - x)
 
 
 def _polynomial(coefficients, x):

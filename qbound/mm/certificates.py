@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from qbound.bounds.weights import local_factor
+from qbound.bounds.weights import exponential_remainder, local_factor
 from qbound.mm.problem import Problem
 from qbound.mm.search import increasing_root
 from qbound.records import record
@@ -60,12 +60,8 @@ class Line:
         largest = jnp.max(x, axis=1)
 
         def near(x):
-            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-            small = jnp.abs(x) < 1
-            around_zero: Array = jnp.where(small, x, 0)  # pyright: ignore[reportAssignmentType]
-            series = around_zero**2 * local_factor(around_zero) / 2
-            terms: Array = jnp.where(small, series, jnp.expm1(x) - x)  # pyright: ignore[reportAssignmentType]
-            return jnp.log1p(jnp.sum(self.p * terms, axis=1))
+            # Since sum_k p_k x_k = 0.
+            return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=1))
 
         def everywhere(x):
             # On logarithms: a p that is too small for its dtype counts once x is large.
@@ -106,8 +102,11 @@ class Line:
 def make_line(problem: Problem, logits: Array, u: Array, a: Array, c: Array) -> Line:
     """From the logits and their displacement."""
     removed = logits == -jnp.inf
-    log_p = jax.nn.log_softmax(logits, axis=1)
-    p = jnp.exp(log_p)
+    # Both from the same exponentials, which cost more than the rest.
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    exponentials = jnp.exp(shifted)
+    total = jnp.sum(exponentials, axis=1, keepdims=True)
+    log_p, p = shifted - jnp.log(total), exponentials / total
     # Centred twice: what rounding leaves of a large constant in u is gone the second time.
     e = jnp.where(removed, 0, u)
     for _ in range(2):

@@ -134,7 +134,11 @@ def take_step(
     (length, certified, actual, local), more = _rounded_step(problem, linear_map, state, s, u, step, point, moved)
     # 4. The new state, or the old one with the reason.
     affine = _is_affine(problem, linear_map, state.logits, length * u, point.logits)
-    falls = point.objective <= state.objective + _noise(problem, state)
+    falls = jax.lax.cond(
+        point.objective <= state.objective,
+        lambda: jnp.array(True),
+        lambda: point.objective <= state.objective + _noise(problem, state),
+    )
     finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
     sound = finite & falls & (certified > 0) & (actual > 0) & (trees.largest(moved) > 0)
     open_to_change = state.result == Result.UNFINISHED

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.bounds.weights import curvature_weight, local_factor
+from qbound.bounds.weights import curvature_weight, exponential_remainder, local_factor
 
 DTYPES = [jnp.float32, jnp.float64]
 
@@ -68,3 +68,13 @@ def test_local_factor_overflows_where_documented(dtype, largest):
 
 def test_local_factor_of_nan_is_nan():
     assert np.isnan(local_factor(jnp.asarray(jnp.nan)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exponential_remainder_keeps_its_digits(dtype):
+    sizes = [1e-12, 1e-6, 1e-3, 0.1, 0.4999999, 0.5, 0.51, 2.0, 10.0, 30.0]
+    x = np.asarray([sign * size for size in sizes for sign in (-1, 1)] + [0.0], dtype)
+    exact = [float(sum(Fraction(float(v)) ** k / math.factorial(k) for k in range(2, 200))) for v in x]
+    rounding = 20 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(exponential_remainder(jnp.asarray(x)), exact, rtol=rounding)
+    assert exponential_remainder(dtype(-1e30)) == dtype(1e30)
