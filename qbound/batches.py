@@ -103,7 +103,7 @@ def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) ->
     """`weights` of examples, or of their first axes, as one for each of the rows (..., ) of logits."""
     if weights is None:
         return jnp.ones(shape, dtype)
-    weights = checks.array(name, weights)
+    weights = checks.real_array(name, weights)
     if weights.ndim == 0 or weights.shape != shape[: weights.ndim]:
         expected = " or ".join(str(shape[:k]) for k in range(1, len(shape) + 1))
         raise ValueError(f"{name}: expected shape {expected}, one for each example; got shape {weights.shape}")

@@ -27,6 +27,7 @@ __all__ = [
     "matching_tree",
     "nonnegative",
     "positive",
+    "real_array",
     "unbatched",
 ]
 
@@ -43,15 +44,15 @@ def function(name: str, value: object) -> None:
         raise TypeError(f"{name}: expected a function; got {value!r}")
 
 
-def integer(name: str, value: object) -> None:
-    """Raise unless `value` is a Python integer above zero: shapes and loops depend on it."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def integer(name: str, value: object) -> int:
+    """`value`, an integer of Python or NumPy above zero and not an array: shapes and loops depend on it."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
-            f"{name}: expected a Python integer > 0; got {value!r} (with optax.inject_hyperparams, name it in "
-            "static_args)"
+            f"{name}: expected an integer > 0; got {value!r} (with optax.inject_hyperparams, name it in static_args)"
         )
     if value <= 0:
-        raise ValueError(f"{name}: expected a Python integer > 0; got {value!r}")
+        raise ValueError(f"{name}: expected an integer > 0; got {value!r}")
+    return int(value)
 
 
 def array(name: str, value: Any) -> Array:
@@ -61,6 +62,14 @@ def array(name: str, value: Any) -> Array:
         return jnp.asarray(None if is_text else value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected an array of numbers; got {value!r}") from None
+
+
+def real_array(name: str, value: Any) -> Array:
+    """`value` as an array of real numbers."""
+    value = array(name, value)
+    if jnp.iscomplexobj(value):
+        raise TypeError(f"{name}: expected an array of real numbers; got dtype {value.dtype}")
+    return value
 
 
 def float_array(name: str, array: Any, axes: Sequence[str]) -> Float[Array, "..."]:
@@ -92,11 +101,9 @@ def float_tree(name: str, tree: Any) -> Any:
 
 def matching(name: str, array: Any, like: Any) -> Array:
     """`array` in the dtype of `like`, an array or a `jax.ShapeDtypeStruct`, which must have the same shape."""
-    array = jnp.asarray(array)
+    array = real_array(name, array)
     if array.shape != like.shape:
         raise ValueError(f"{name}: expected an array of shape {like.shape}; got shape {array.shape}")
-    if jnp.iscomplexobj(array):
-        raise TypeError(f"{name}: expected an array of real numbers; got dtype {array.dtype}")
     return array.astype(like.dtype)
 
 

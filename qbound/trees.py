@@ -55,7 +55,8 @@ def cast_like(a: Any, like: Any) -> Any:
 def largest(a: Any) -> Float[Array, ""]:
     """The largest absolute value of all entries; NaN if there is one."""
     dtype = working_dtype(*jax.tree.leaves(a))
-    return jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf)).astype(dtype), a))
+    leaves = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf), initial=0).astype(dtype), a)
+    return jax.tree.reduce(jnp.maximum, leaves)
 
 
 def all_finite(a: Any) -> Bool[Array, ""]:

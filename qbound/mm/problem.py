@@ -130,7 +130,7 @@ def _of_every_leaf(l2, params):
     def number(c: Scalar, leaf):
         if not checks.is_number(c) and jnp.shape(c) != ():
             raise ValueError(f"l2: expected a number for each leaf of params; got an array of shape {jnp.shape(c)}")
-        return jnp.asarray(c, leaf.dtype)
+        return checks.real_array("l2", c).astype(leaf.dtype)
 
     return jax.tree.map(number, full, params)
 

@@ -160,7 +160,7 @@ def run(
       ('CONVERGED', True)
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
-    checks.integer("max_steps", max_steps)
+    max_steps = checks.integer("max_steps", max_steps)
     _check_arrays(inputs, labels, l2, example_weights)
     if callback is not None:
         checks.function("callback", callback)

@@ -59,7 +59,7 @@ class MMOptions:
         checks.choice("curvature", self.curvature, ("auto", "bound", "bohning", "hessian"))
         checks.choice("order", self.order, ("descending", "max_first", "given"))
         checks.choice("solver", self.solver, ("auto", "cg", "dense"))
-        checks.integer("max_cg_steps", self.max_cg_steps)
+        object.__setattr__(self, "max_cg_steps", checks.integer("max_cg_steps", self.max_cg_steps))
         if self.precondition is not None:
             checks.function("precondition", self.precondition)
 

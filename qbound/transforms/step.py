@@ -101,10 +101,10 @@ class SpfbOptions:
         checks.function("logits_fn", self.logits_fn)
         checks.choice("solver", self.solver, SOLVERS)
         checks.choice("order", self.order, ("descending", "max_first", "given"))
-        checks.integer("max_steps", self.max_steps)
+        object.__setattr__(self, "max_steps", checks.integer("max_steps", self.max_steps))
         checks.nonnegative("tolerance", self.tolerance)
         if self.window is not None:
-            checks.integer("window", self.window)
+            object.__setattr__(self, "window", checks.integer("window", self.window))
         if (self.window is None) != (self.inputs_like is None):
             raise ValueError(
                 "inputs_like: expected one example's inputs, or their shapes, together with window and not without it; "
@@ -115,7 +115,7 @@ class SpfbOptions:
             if self.solver in ("dense", "woodbury"):
                 raise ValueError(f'precondition: expected None with solver={self.solver!r}, because only "cg" uses it')
         if self.microbatch_size is not None:
-            checks.integer("microbatch_size", self.microbatch_size)
+            object.__setattr__(self, "microbatch_size", checks.integer("microbatch_size", self.microbatch_size))
             if self.solver == "woodbury":
                 raise ValueError('microbatch_size: expected None with solver="woodbury", which needs the whole batch')
         if self.adaptive_damping is not None:

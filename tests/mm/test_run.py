@@ -393,8 +393,8 @@ BAD_SHAPES = {
     "l2 of many numbers": ({"l2": jnp.ones(3)}, ValueError, "l2: expected a number for each leaf"),
     "eta of 2": ({"eta": 2.0}, ValueError, r'eta: expected "search" or a number in \(0, 2\); got 2.0'),
     "eta of another name": ({"eta": "armijo"}, ValueError, "eta: expected one of 'search'"),
-    "max_steps of 0": ({"max_steps": 0}, ValueError, "max_steps: expected a Python integer > 0"),
-    "max_cg_steps of 1.5": ({"max_cg_steps": 1.5}, TypeError, "max_cg_steps: expected a Python integer > 0"),
+    "max_steps of 0": ({"max_steps": 0}, ValueError, "max_steps: expected an integer > 0"),
+    "max_cg_steps of 1.5": ({"max_cg_steps": 1.5}, TypeError, "max_cg_steps: expected an integer > 0"),
     "negative tolerance": ({"tolerance": -1.0}, ValueError, "tolerance: expected a finite number >= 0"),
     "curvature unknown": ({"curvature": "newton"}, ValueError, "curvature: expected one of 'auto'"),
     "solver unknown": ({"solver": "qr"}, ValueError, "solver: expected one of 'auto'"),
@@ -409,6 +409,10 @@ BAD_SHAPES = {
     "weights a string": ({"example_weights": "x"}, TypeError, "example_weights: expected an array of numbers"),
     "params a string": ({"params": "a"}, TypeError, "params: expected an array of numbers"),
     "inputs complex": ({"inputs": jnp.ones((30, 4), complex)}, TypeError, "inputs: expected real numbers"),
+    "weights complex": (
+        {"example_weights": jnp.ones(30, complex)}, TypeError, "example_weights: expected an array of real numbers"
+    ),
+    "l2 complex": ({"l2": 1j}, TypeError, "l2: expected an array of real numbers"),
     "preconditioner of another shape": (
         {"precondition": lambda r: r[0], "solver": "cg"}, ValueError, "precondition: expected an array of shape"
     ),
@@ -425,6 +429,23 @@ def test_bad_shapes_and_options_are_errors(name):
     params, inputs, labels = (arguments.pop(key) for key in ("params", "inputs", "labels"))
     with pytest.raises(error, match=message):
         mm.run(qbound.linear_logits, params, inputs, labels, **arguments, throw=False)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_integers_may_be_those_of_numpy():
+    _, info = run(problems.random(start=3.0), max_steps=np.int64(2), max_cg_steps=np.int64(9), throw=False)
+    assert info.steps == 2
+
+
+def test_parameters_may_have_leaves_without_entries():
+    """Such as the weights of a layer that some configuration leaves out."""
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    tree = {"weights": params, "nothing": jnp.zeros((0, 3))}
+    found, info = mm.run(lambda tree, x: x @ tree["weights"], tree, inputs, labels, l2=0.1)
+    expected, _ = mm.run(linear, params, inputs, labels, l2=0.1)
+    np.testing.assert_allclose(found["weights"], expected, atol=1e-6)
+    assert found["nothing"].shape == (0, 3)
+    assert info.result == mm.Result.CONVERGED
 
 
 def test_numbers_out_of_range_that_are_traced_are_a_result_code():

@@ -257,7 +257,7 @@ def test_line_for_injecting_hyperparameters_is_in_the_documentation():
 def test_injecting_without_static_arguments_says_what_is_missing():
     params, *_ = data()
     tx = optax.inject_hyperparams(qbound.spfb, static_args="logits_fn")(1.0, problems.affine, l2=1e-2)
-    with pytest.raises(TypeError, match=r"max_steps: expected a Python integer > 0; .*static_args"):
+    with pytest.raises(TypeError, match=r"max_steps: expected an integer > 0; .*static_args"):
         tx.init(params)
 
 
