@@ -50,7 +50,7 @@ def check_spfb(rng):
     features = np.stack([reference.linear_features(x, 3) for x in inputs])
     rates = [0.9 / (t + 1) for t in range(6)]
     expected = reference.algorithm_2(theta, zip(features, labels, strict=True), rates, 0.05, "max_first")[1:]
-    for solver in ("dense", "woodbury", "cg", "auto"):
+    for solver in ("dense", "woodbury", "cg"):
         explicit, _ = spfb_steps(theta.astype(np.float32), features, labels, solver, lambda t, f: f @ t)
         linear, state = spfb_steps(theta.reshape(4, 3).astype(np.float32), inputs, labels, solver, qbound.linear_logits)
         np.testing.assert_allclose(explicit, expected, rtol=1e-3, atol=1e-3)
@@ -75,7 +75,7 @@ def check_mm(rng):
 
 def main():
     rng = np.random.default_rng(0)
-    for n in (3, 70, 300):
+    for n in (3, 300):
         for order, permutation in reference.PERMUTATIONS.items():
             h, v = (3 * rng.normal(size=n)).astype(np.float32), rng.normal(size=n).astype(np.float32)
             value, grad, dense, product, solution = one_bound(h, v, order)

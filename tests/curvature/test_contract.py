@@ -199,7 +199,27 @@ def test_damping_must_be_positive(name):
     assert np.isnan(_flat(_operations(curvature, g, jnp.asarray(-1.0))[-1])).all()
 
 
-@every_curvature
+# One of each: without jit, every operation on a new shape is a program of its own.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense",
+        "centered",
+        "sequential",
+        "largest first, lead",
+        "largest first, pairwise",
+        "largest first, sorted",
+        "pullback, fewer parameters than labels",
+        "pullback, more parameters than labels",
+        "pullback, functions of many numbers",
+        "scaled",
+        "sum",
+        "batch",
+        "model, linear",
+        "model, network",
+        "model in pieces, network",
+    ],
+)
 def test_operations_are_the_same_under_jit(name):
     curvature = build(name, jnp.float64)
     _, v = _vector(curvature, jnp.float64)
