@@ -87,6 +87,30 @@ def test_run_ends_where_rounding_leaves_no_step(name, l2):
         assert 0 < info.steps < 100
 
 
+def test_step_that_raises_the_objective_is_not_taken():
+    """A model whose errors are too small to tell from rounding, and larger than what is left to gain."""
+    start, inputs, labels = problems.random().cast(jnp.float64)
+    optimum, _ = mm.run(qbound.linear_logits, start, inputs, labels, l2=0.1, tolerance=1e-10)
+    near = optimum + 1e-6 * start
+    wrong = 1 - jax.nn.one_hot(labels, 3)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(error):
+        def model(params, x):
+            return x @ params + jnp.where(jnp.any(params != near), error, 0.0) * wrong
+
+        state = mm.init(model, near, inputs, labels, l2=0.1)
+        return state, *mm.step(model, state, inputs, labels, l2=0.1, tolerance=0.0)
+
+    _, _, info = step(0.0)
+    assert info.steps == 1
+    before, after, info = step(1e-9)
+    assert info.steps == 0
+    assert info.result == mm.Result.STALLED
+    assert after.objective == before.objective
+    np.testing.assert_array_equal(after.params, near)
+
+
 def test_slow_convergence_is_not_taken_for_rounding():
     inputs = np.float32(np.random.default_rng(0).normal(size=(40, 5)))
     labels = np.argmax(inputs[:, :3], axis=1)
