@@ -60,7 +60,7 @@ class Line:
         largest = jnp.max(x, axis=1)
 
         def near(x):
-            # Since sum_k p_k x_k = 0.
+            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
             return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=1))
 
         def everywhere(x):

@@ -623,6 +623,20 @@ def test_bad_arguments_are_named(changes, error, words):
         _call(**changes)
 
 
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    "integers",
+    [
+        {"max_steps": np.int64(3), "solver": "cg"},
+        {"window": np.int64(8), "inputs_like": jnp.ones(4)},
+        {"microbatch_size": np.int64(2), "solver": "cg"},
+    ],
+)
+def test_integers_may_be_those_of_numpy(integers):
+    updates, _ = _call(**integers)
+    assert jax.tree.structure(updates) == jax.tree.structure(problems.linear(b=5).params)
+
+
 def test_spfb_needs_l2_or_damping():
     with pytest.raises(ValueError, match=r"damping: expected l2 \+ damping > 0.*; got l2=0 and damping=0"):
         qbound.spfb(1.0, problems.affine)
