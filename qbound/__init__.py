@@ -9,9 +9,10 @@ from qbound.bounds import (
     second_order_expansion,
 )
 from qbound.curvature import Curvature
+from qbound.low_rank import low_rank_bound
 from qbound.models import linear_logits
 from qbound.quadratic import QuadraticBound
-from qbound.transforms import ScaleBySpfbState, SpfbInfo, scale_by_spfb, spfb
+from qbound.transforms import ScaleBySpfbState, SpfbInfo, lspfb, scale_by_lspfb, scale_by_spfb, spfb
 
 __version__ = "0.1.0"
 
@@ -24,8 +25,11 @@ __all__ = [
     "linear_logits",
     "local_bound",
     "log_partition_bound",
+    "low_rank_bound",
+    "lspfb",
     "mm",
     "partition_function_bound",
+    "scale_by_lspfb",
     "scale_by_spfb",
     "second_order_expansion",
     "spfb",

@@ -13,11 +13,12 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature import Curvature, ModelCurvature, Pieces
-from qbound.models import checked_logits, linearise
+from qbound.models import checked_logits, linear_logits, linearise
 from qbound.quadratic import QuadraticBound
 
 __all__ = [
     "axis_flags",
+    "curvature_by_example",
     "example_count",
     "full_weights",
     "join",
@@ -53,6 +54,29 @@ def mean_curvature(
     if microbatch_size is None or microbatch_size >= example_count("inputs", inputs, axes):
         return _weighted_curvature(logits_fn, bound, params, inputs, weights)
 
+    return _in_pieces_curvature(logits_fn, bound, params, inputs, weights, axes, microbatch_size)
+
+
+def curvature_by_example(
+    logits_fn: Callable,
+    params: Any,
+    inputs: Any,
+    weights: Float[Array, "..."],
+    *,
+    bound: Callable[[Float[Array, " n"]], QuadraticBound],
+    axes: Any = 0,
+) -> Curvature:
+    """As `mean_curvature`, in the form whose rows can be had a few at a time.
+
+    For `linear_logits` that is the whole batch, whose rows need not be formed. For any other model, pieces of one
+    example: a row of its Jacobian is then one `vjp` of one example.
+    """
+    if logits_fn is linear_logits:
+        return _weighted_curvature(logits_fn, bound, params, inputs, normalised(weights))
+    return _in_pieces_curvature(logits_fn, bound, params, inputs, normalised(weights), axes, 1)
+
+
+def _in_pieces_curvature(logits_fn, bound, params, inputs, weights, axes, microbatch_size) -> Pieces:
     structure = jax.tree.structure(inputs)
     flags = axis_flags("inputs", inputs, axes)
     examples, shared = split("inputs", inputs, axes)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from qbound.linear_map import FunctionPair, linearised
 from qbound.records import record
@@ -169,9 +169,7 @@ class KroneckerMap(BatchMap):
 
     def sandwich(self, factors):
         # sum_j M_j (x) x_j x_j', a row of labels at a time, so that the largest array but the result is (b, n, d).
-        x = self.inputs
-        if self._has_bias():
-            x = jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
+        x = self.extended_inputs()
         labels = jnp.einsum("jrk,jrl->kjl", factors, factors, precision=HIGHEST)
         blocks = jax.lax.map(
             lambda m: jnp.einsum("jd,jel->del", x, x[:, :, None] * m[:, None, :], precision=HIGHEST), labels
@@ -179,12 +177,21 @@ class KroneckerMap(BatchMap):
         matrix = jnp.moveaxis(blocks, 0, 1)
         p = matrix.shape[0] * matrix.shape[1]
         matrix = matrix.reshape(p, p)
+        place = self.places()
+        return matrix if place is None else matrix[place][:, place]
+
+    def extended_inputs(self) -> Float[Array, "b e"]:
+        """The inputs, with a 1 at the end of each if there is a bias: then the logits are X W for one matrix W."""
+        x = self.inputs
+        return jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1) if self._has_bias() else x
+
+    def places(self) -> Int[Array, " p"] | None:
+        """For each parameter, in the order of the leaves of the tree, its place in that matrix; None if the same."""
         if not self._has_bias():
-            return matrix
-        # From rows (inputs, 1) by labels to the order of the leaves of the tree.
-        place = jnp.arange(p).reshape(x.shape[1], -1)
-        place = ravel_pytree(self._tree(place[:-1], place[-1]))[0]
-        return matrix[place][:, place]
+            return None
+        d, n = self.inputs.shape[1] + 1, self.shape()[1]
+        place = jnp.arange(d * n).reshape(d, n)
+        return ravel_pytree(self._tree(place[:-1], place[-1]))[0]
 
     def solve_one(self, curvature: Any, g: Any, damping: Array) -> Any:
         """(M (x) xx' + c I)^-1 g for a batch of one with label curvature M, in O(n + n d).

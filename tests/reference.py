@@ -156,3 +156,73 @@ def majorise_minimise(theta, features, targets, l2, steps, eta=1.0, curvature=No
 def local_upper_bound(eta, a, c, weights, v, r):
     """The change of the objective along theta - eta s, at most: the local certificate, r > 0."""
     return -eta * a + eta**2 * c / 2 + np.sum(weights * v * (np.expm1(eta * r) - eta * r) / r**2)
+
+
+def low_rank_rows(theta, features, order="given"):
+    """Algorithm 3 of [WC20], line 5, with z_j for z: r = sqrt(beta) l for each example and label, for the mean."""
+    rows = []
+    for f in features:
+        f = f[PERMUTATIONS[order](f @ theta)]
+        log_z, mean = -np.inf, np.zeros(len(theta))
+        for y in range(len(f)):
+            log_alpha = theta @ f[y]
+            kappa = 1.0 if log_z == -np.inf else math.exp(log_alpha - np.logaddexp(log_z, log_alpha))
+            rows.append(math.sqrt(beta_of(log_alpha - log_z) / len(features)) * (f[y] - mean))
+            mean = mean + kappa * (f[y] - mean)
+            log_z = np.logaddexp(log_z, log_alpha)
+    return np.array(rows)
+
+
+def algorithm_3(rows, k, cross_terms=True):
+    """Lines 6 to 13 of Algorithm 3 of [WC20] for each row: V, S and D. V starts at 0, as in its proof.
+
+    Without `cross_terms` it is Algorithm 4 of [JC12].
+    """
+    d = rows.shape[1]
+    v, s, diagonal = np.zeros((k, d)), np.zeros(k), np.zeros(d)
+    for r in rows:
+        if not np.any(r):
+            continue
+        p = v @ r
+        a = v.T @ p
+        g = r - a
+        s, q = np.linalg.eigh(np.diag(s) + np.outer(p, p))
+        v = q.T @ v
+        if cross_terms:
+            diagonal = diagonal + np.linalg.norm(g) * np.linalg.norm(a)
+        candidates = np.append(s, g @ g)
+        least = int(np.argmin(candidates))
+        if least < k and np.linalg.norm(g) > 1e-14 * np.linalg.norm(r):
+            diagonal = diagonal + s[least] * np.sum(np.abs(v[least])) * np.abs(v[least])
+            s[least] = g @ g
+            v[least] = g / np.linalg.norm(g)
+        else:
+            diagonal = diagonal + np.sum(np.abs(g)) * np.abs(g)
+    return v, s, diagonal
+
+
+def low_rank_exact(rows, k):
+    """Row by row, the least of k + 1 principal directions is moved to the diagonal: V'S V and D."""
+    d = rows.shape[1]
+    matrix, diagonal = np.zeros((d, d)), np.zeros(d)
+    for r in rows:
+        values, vectors = np.linalg.eigh(matrix + np.outer(r, r))
+        matrix = sum((c * np.outer(v, v) for c, v in list(zip(values, vectors.T, strict=True))[-k:]), np.zeros((d, d)))
+        if d > k:
+            c, v = max(values[-k - 1], 0), vectors[:, -k - 1]
+            diagonal = diagonal + c * np.abs(v) * np.sum(np.abs(v))
+    return matrix, diagonal
+
+
+def frequent_directions(rows, k, block):
+    """Blocks of rows, each time the (k + 1)-th eigenvalue taken from the k largest: B'B and Delta."""
+    d = rows.shape[1]
+    matrix, delta = np.zeros((d, d)), 0.0
+    for start in range(0, len(rows), block):
+        part = rows[start : start + block]
+        values, vectors = np.linalg.eigh(matrix + part.T @ part)
+        least = max(values[-k - 1], 0) if d > k else 0.0
+        kept = np.maximum(values[-k:] - least, 0)
+        matrix = vectors[:, -k:] @ np.diag(kept) @ vectors[:, -k:].T
+        delta += least
+    return matrix, delta

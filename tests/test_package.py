@@ -24,6 +24,7 @@ LAYERS = [
     {"qbound.quadratic"},
     {"qbound.bounds"},
     {"qbound.batches"},
+    {"qbound.low_rank"},
     {"qbound.mm", "qbound.transforms"},
     {"qbound"},
 ]

@@ -1,4 +1,4 @@
-"""How long a step may be that has its gradient from a small batch and its curvature from a window.
+"""How long a step may be that has its gradient from a small batch and its curvature from many.
 
 Along a step of length eta the bound of the batch's own objective changes by -eta g's + eta^2/2 s'Bs, with B the
 curvature of that batch. If the batch has few examples beside the number of parameters, s'Bs is far above g's, and a
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from qbound.types import Scalar
 
 __all__ = ["SpfbLimit", "longest_step", "no_limit_yet", "with_batch"]
 
@@ -40,7 +42,7 @@ def longest_step(limit: SpfbLimit) -> Float[Array, ""]:
     return jnp.where(known, 2 * limit.limit_slope / jnp.where(known, limit.limit_curvature, 1), jnp.inf)
 
 
-def with_batch(limit: SpfbLimit, slope: Array, curvature: Array, weight: float) -> SpfbLimit:
+def with_batch(limit: SpfbLimit, slope: Array, curvature: Array, weight: Scalar) -> SpfbLimit:
     """A batch taken into the averages, with `weight`, or in the first steps as one of few; not if it is not finite."""
     count = limit.limit_updates.astype(slope.dtype)
     weight_now = jnp.maximum(1 / (count + 1), jnp.asarray(weight, slope.dtype))

@@ -8,7 +8,8 @@ In multiplications, for b rows of n labels and p parameters, each used once for 
 
 For `qbound.linear_logits` with d inputs the Gram matrices are Kronecker products: b n^2 d^2 for dense, b^2 d + b^2 n^3
 for woodbury, with no rows formed; and a batch of one costs woodbury O(n + p). "auto" takes the cheaper of the direct
-solvers if it is at most `DIRECT_ADVANTAGE` times as expensive as `max_steps` of CG, and CG otherwise.
+solvers if it is at most `DIRECT_ADVANTAGE` times as expensive as `max_steps` of CG, and CG otherwise. A low-rank
+curvature has a direct solver of its own.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float
 
 from qbound import trees
 from qbound.cg import Solution, checked_solution, conjugate_gradients
-from qbound.curvature import Curvature, ModelCurvature, Pieces
+from qbound.curvature import Curvature, LowRank, ModelCurvature, Pieces
 from qbound.models import KroneckerMap
 from qbound.types import Scalar
 
@@ -50,6 +51,8 @@ def solve(
     def product(v):
         return trees.add_scaled(curvature.mv(v), damping, v)
 
+    if isinstance(curvature, LowRank):
+        return checked_solution(product, g, curvature.solve(g, damping), jnp.zeros((), jnp.int32))
     if solver == "auto":
         solver = "cg" if precondition is not None else choose_solver(curvature, max_steps)
     if solver == "cg":

@@ -7,8 +7,10 @@ import optax
 from jaxtyping import Array
 
 from qbound import checks
+from qbound.transforms.options import SpfbOptions, check_some_damping
+from qbound.transforms.preconditioner import CurvatureTransform
 from qbound.transforms.solvers import Solver
-from qbound.transforms.step import SpfbOptions, spfb_direction
+from qbound.transforms.step import spfb_direction
 from qbound.types import Order, Scalar
 
 __all__ = ["scale_by_spfb", "spfb"]
@@ -25,7 +27,7 @@ def scale_by_spfb(
     window: int | None = None,
     inputs_like: Any = None,
     inputs_axes: Any = 0,
-    precondition: Callable[[Any], Any] | None = None,
+    precondition: CurvatureTransform | Callable[[Any], Any] | None = None,
     warm_start: bool = False,
     microbatch_size: int | None = None,
     adaptive_damping: Scalar | None = None,
@@ -68,7 +70,9 @@ def scale_by_spfb(
         first axis.
       inputs_axes: which arrays of `inputs` have an axis of examples (0) and which are shared by all of them (None), as
         `in_axes` of `jax.vmap`. Needed only for shared arrays together with `window` or `microbatch_size`.
-      precondition: for CG, g -> s, about the solution; linear, symmetric and positive definite.
+      precondition: for CG: a function g -> s, about the solution, linear, symmetric and positive definite; or a
+        transform, `qbound.scale_by_kspfb(...)` or `qbound.scale_by_lspfb(...)`, whose solve it is, with the damping of
+        both added, and whose state is kept in that of this one.
       warm_start: start CG from the last solution. It pays where successive gradients are alike: large batches, windows.
       microbatch_size: take products in pieces of so many examples, one after another: the same curvature in the memory
         of one piece, for one more evaluation of the logits a product. Not with "woodbury".
@@ -129,7 +133,7 @@ def spfb(
     inputs_like: Any = None,
     inputs_axes: Any = 0,
     limit_steps: bool = True,
-    precondition: Callable[[Any], Any] | None = None,
+    precondition: CurvatureTransform | Callable[[Any], Any] | None = None,
     warm_start: bool = False,
     microbatch_size: int | None = None,
     adaptive_damping: Scalar | None = None,
@@ -198,12 +202,7 @@ def spfb(
       >>> print(f"{loss(params):.2f}")
       0.29
     """
-    checks.nonnegative("l2", l2)
-    checks.nonnegative("damping", damping)
-    if checks.is_number(l2) and checks.is_number(damping) and l2 + damping == 0:
-        raise ValueError(
-            "damping: expected l2 + damping > 0, because the curvature is singular; got l2=0 and damping=0"
-        )
+    check_some_damping(l2, damping)
     direction = spfb_direction(
         SpfbOptions(
             learning_rate=learning_rate if limit_steps else None,

@@ -17,6 +17,7 @@ __all__ = [
     "push",
     "restarted",
     "trust",
+    "trust_in",
     "withdraw_unless",
 ]
 
@@ -157,8 +158,12 @@ def is_full(window: SpfbWindow) -> Bool[Array, ""]:
 def trust(window: SpfbWindow) -> Float[Array, ""]:
     """k/(k + c) for k examples of some weight in the window: what part to take of a step that is right for those."""
     weights = window.window_weights.reshape(window.window_weights.shape[0], -1)
-    k = jnp.sum(jnp.any(weights > 0, axis=1).astype(weights.dtype))
-    return k / (k + HESITATION)
+    return trust_in(jnp.sum(jnp.any(weights > 0, axis=1).astype(weights.dtype)))
+
+
+def trust_in(examples: Float[Array, ""]) -> Float[Array, ""]:
+    """As `trust`, for so many examples."""
+    return examples / (examples + HESITATION)
 
 
 def _shape_of(leaf):

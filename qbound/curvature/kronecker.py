@@ -1,0 +1,171 @@
+"""A Kronecker product A (x) B of a curvature of labels and one of inputs, by the eigenvectors of both."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from qbound import checks
+from qbound.curvature.base import Curvature
+from qbound.curvature.roots import safe_sqrt
+from qbound.records import record, static
+from qbound.solve import HIGHEST
+
+__all__ = ["BohningLabels", "Kronecker", "LabelFactor", "MatrixLayout", "SpectralLabels"]
+
+
+@final
+@record
+class MatrixLayout:
+    """How a tree of weights (n, d) or (d, n), and at most one bias (n,), becomes one matrix (e, n), inputs by labels.
+
+    The bias is the last row: then e = d + 1, and inputs have a 1 at their end.
+    """
+
+    structure: Any = static()
+    shapes: tuple = static()  # of the leaves, with their dtypes
+    output_axis: int = static()  # of the weights
+
+    def domain(self) -> Any:
+        """The tree, as shapes and dtypes."""
+        return self.structure.unflatten(self.shapes)
+
+    def has_bias(self) -> bool:
+        """Whether there is a bias."""
+        return any(len(leaf.shape) == 1 for leaf in self.shapes)
+
+    def to_matrix(self, tree: Any) -> Float[Array, "e n"]:
+        """The matrix of a tree."""
+        leaves = jax.tree.leaves(tree)
+        weights = next(leaf for leaf in leaves if leaf.ndim == 2)
+        matrix = weights if self.output_axis == 1 else weights.T
+        bias = [leaf[None, :] for leaf in leaves if leaf.ndim == 1]
+        return jnp.concatenate([matrix, *bias]) if bias else matrix
+
+    def to_tree(self, matrix: Float[Array, "e n"]) -> Any:
+        """The inverse of `to_matrix`."""
+        weights = matrix[:-1] if self.has_bias() else matrix
+        weights = weights if self.output_axis == 1 else weights.T
+        leaves = [weights if len(leaf.shape) == 2 else matrix[-1] for leaf in self.shapes]
+        return self.structure.unflatten(
+            [leaf.astype(like.dtype) for leaf, like in zip(leaves, self.shapes, strict=True)]
+        )
+
+
+class LabelFactor(abc.ABC):
+    """A, by its eigenvectors."""
+
+    @abc.abstractmethod
+    def apply(self, g: Float[Array, "e n"], function: Callable[[Array], Array]) -> Float[Array, "e n"]:
+        """Multiply the part of `g` along each eigenvector, a column, by function(eigenvalue), (e, 1) or (e, n)."""
+
+    @abc.abstractmethod
+    def dense(self) -> Float[Array, "n n"]:
+        """A."""
+
+    @abc.abstractmethod
+    def factor(self) -> Float[Array, "n n"]:
+        """R with R'R = A."""
+
+
+@final
+@record
+class SpectralLabels(LabelFactor):
+    """A = U diag(values) U'."""
+
+    values: Float[Array, " n"]
+    vectors: Float[Array, "n n"]
+
+    def apply(self, g, function):
+        along = function(self.values[None, :]) * jnp.matmul(g, self.vectors, precision=HIGHEST)
+        return jnp.matmul(along, self.vectors.T, precision=HIGHEST)
+
+    def dense(self):
+        checks.unbatched("curvature", self.values, 1)
+        return jnp.matmul(self.vectors * self.values[None, :], self.vectors.T, precision=HIGHEST)
+
+    def factor(self):
+        checks.unbatched("curvature", self.values, 1)
+        return safe_sqrt(self.values)[:, None] * self.vectors.T
+
+
+@final
+@record
+class BohningLabels(LabelFactor):
+    """A = 1/2 (I - 11'/n): eigenvalue 0 along 1, and 1/2 across it. Nothing of size n x n is needed to apply it."""
+
+    labels: int = static()
+    dtype: Any = static()
+
+    def apply(self, g, function):
+        mean = jnp.mean(g, axis=1, keepdims=True)
+        along, across = (function(jnp.full((1, 1), value, self.dtype)) for value in (0.0, 0.5))
+        return along * mean + across * (g - mean)
+
+    def dense(self):
+        return (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels) / 2
+
+    def factor(self):
+        return (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels) * 0.5**0.5
+
+
+@final
+@record
+class Kronecker(Curvature):
+    """C W = B W A for parameters W (e, n), with A of labels and B = U diag(values) U' of inputs.
+
+    Everything but `dense` and `factor` is two products with U and two with the eigenvectors of A.
+    """
+
+    labels: LabelFactor
+    values: Float[Array, " e"]
+    vectors: Float[Array, "e e"]  # U
+    layout: MatrixLayout
+
+    def domain(self):
+        checks.unbatched("curvature", self.values, 1)
+        return self.layout.domain()
+
+    def mv(self, v):
+        return self._apply(self._vector("v", v), lambda b, a: b * a)
+
+    def quadratic(self, v):
+        # The square of a product with the root, so that it is never negative.
+        v = self.layout.to_matrix(self._vector("v", v))
+        along = jnp.matmul(self.vectors.T, v, precision=HIGHEST)
+        root = self.labels.apply(along, lambda a: safe_sqrt(self.values)[:, None] * safe_sqrt(a))
+        return jnp.sum(root**2)
+
+    def dense(self):
+        b = jnp.matmul(self._vectors() * self.values[None, :], self.vectors.T, precision=HIGHEST)
+        matrix, place = jnp.kron(b, self.labels.dense()), self._places()
+        return matrix[place][:, place]
+
+    def factor(self):
+        root = safe_sqrt(self.values)[:, None] * self._vectors().T
+        return jnp.kron(root, self.labels.factor())[:, self._places()]
+
+    def solve(self, g, damping):
+        c = jnp.asarray(checks.positive("damping", damping), self.values.dtype)
+        return self._apply(self._vector("g", g), lambda b, a: 1 / (b * a + c))
+
+    def _apply(self, v, function):
+        along = jnp.matmul(self.vectors.T, self.layout.to_matrix(v), precision=HIGHEST)
+        along = self.labels.apply(along, lambda a: function(self.values[:, None], a))
+        return self.layout.to_tree(jnp.matmul(self.vectors, along, precision=HIGHEST))
+
+    def _vectors(self) -> Array:
+        return checks.unbatched("curvature", self.vectors, 2)
+
+    def _places(self):
+        """For each parameter, in the order of the leaves of the tree, its place in the matrix."""
+        e, n = self.values.size, self.labels.dense().shape[0]
+        place = jnp.arange(e * n).reshape(e, n)
+        weights = place[:-1] if self.layout.has_bias() else place
+        weights = weights if self.layout.output_axis == 1 else weights.T
+        leaves = [weights if len(leaf.shape) == 2 else place[-1] for leaf in self.layout.shapes]
+        return ravel_pytree(leaves)[0]

@@ -1,0 +1,115 @@
+r"""Frequent directions: a sketch of the rows seen, and how far at most it lies below them.
+
+A sketch B of k rows stands for all rows A so far: 0 <= A'A - B'B <= Delta I. A block of c rows R is appended to it. The
+Gram matrix of these, G = [B; R][B; R]', has eigenvalues theta_1 >= theta_2 >= ... The k leading directions stay, each
+with delta = theta_{k+1} less than it had, the others go, and Delta grows by delta:
+
+  A'A <= B'B + Delta I,    (k + 1) Delta <= |A|^2 - |B|^2,    (k + 1 - j) Delta <= |A - A_j|^2 for every j <= k,
+
+with A_j the best approximation of rank j. Everything is done in the space of the k + c rows. [L13, GLPW16]
+
+For large blocks an eigendecomposition would be most of the cost. There, the directions are those of a few subspace
+iterations, which need not be exact, because a Cholesky factorisation decides whether the bound holds: for U with
+orthonormal columns and U'GU = diag(theta), shrinking by sigma leaves a residual of at most delta if and only if
+
+  delta (I + U diag(max(theta/sigma - 1, 0)) U') - G >= 0.
+
+sigma is a lower estimate of theta_{k+1} and delta is `SLACK` sigma, so the limits above are exceeded by that factor at
+most. If the factorisation fails, the eigendecomposition is computed after all.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from qbound.curvature.roots import safe_sqrt
+from qbound.low_rank.rows import Rows
+from qbound.solve import HIGHEST
+
+__all__ = ["SLACK", "Sketch", "append", "default_block"]
+
+SLACK = 1.1
+# Subspace iterations from the directions of the last sketch.
+ITERATIONS = 2
+# Up to so many rows, the eigendecomposition is faster than what avoids it.
+SMALL = 64
+
+
+class Sketch(NamedTuple):
+    """B, whose rows are orthogonal, and Delta."""
+
+    stack: Float[Array, "..."]  # B, laid out as the rows have it
+    squares: Float[Array, " k"]  # |B_i|^2
+    delta: Float[Array, ""]
+
+
+class _Shrunk(NamedTuple):
+    """What becomes of k + c rows."""
+
+    directions: Float[Array, "m k"]  # U
+    squares: Float[Array, " k"]  # theta
+    shrinkage: Float[Array, ""]  # sigma
+    delta: Float[Array, ""]
+
+
+def default_block(rank: int) -> int:
+    """Larger blocks are tighter, and cheaper by the row until the c x c matrices count."""
+    return 100 + 8 * rank
+
+
+def append(sketch: Sketch, rows: Rows) -> Sketch:
+    """The sketch of what it stands for and of `rows`."""
+    k = sketch.squares.size
+    mixed = rows.products_with(sketch.stack)
+    upper = jnp.concatenate([jnp.diag(sketch.squares), mixed.T], axis=1)
+    lower = jnp.concatenate([mixed, rows.products()], axis=1)
+    shrunk = _shrink(jnp.concatenate([upper, lower]), k)
+    squares = jnp.maximum(shrunk.squares - shrunk.shrinkage, 0)
+    kept = safe_sqrt(squares / jnp.where(shrunk.squares > 0, shrunk.squares, 1))
+    combination = shrunk.directions * kept[None, :]
+    return Sketch(
+        stack=rows.combine(sketch.stack, combination[:k], combination[k:]),
+        squares=squares,
+        delta=sketch.delta + shrunk.delta + _rounding(shrunk.squares),
+    )
+
+
+def _rounding(squares: Array) -> Array:
+    """What rounding can take away from the bound in one step."""
+    return 4 * jnp.finfo(squares.dtype).eps * jnp.max(squares)
+
+
+def _shrink(gram: Float[Array, "m m"], k: int) -> _Shrunk:
+    columns = k + max(k, 10)
+    if gram.shape[0] <= max(SMALL, 2 * columns):
+        return _by_eigenvectors(gram, k)
+    shrunk, holds = _by_iteration(gram, k, columns)
+    return jax.lax.cond(holds, lambda: shrunk, lambda: _by_eigenvectors(gram, k))
+
+
+def _by_eigenvectors(gram, k) -> _Shrunk:
+    theta, u = jnp.linalg.eigh(gram, symmetrize_input=False)
+    delta = jnp.maximum(theta[-k - 1], 0)
+    return _Shrunk(u[:, -k:], theta[-k:], delta, delta)
+
+
+def _by_iteration(gram, k, columns) -> tuple[_Shrunk, Array]:
+    """And whether the bound holds."""
+    m = gram.shape[0]
+    start = np.random.default_rng(0).choice([-1.0, 1.0], size=(m, columns)) / np.sqrt(m)
+    start[:k] = np.eye(k, columns)
+    u = jnp.asarray(start, gram.dtype)
+    for _ in range(ITERATIONS):
+        u, _ = jnp.linalg.qr(jnp.matmul(gram, u, precision=HIGHEST))
+    projected = jnp.matmul(u.T, jnp.matmul(gram, u, precision=HIGHEST), precision=HIGHEST)
+    theta, rotation = jnp.linalg.eigh(projected, symmetrize_input=False)
+    u, sigma, theta = jnp.matmul(u, rotation[:, -k:], precision=HIGHEST), theta[-k - 1], theta[-k:]
+    delta = SLACK * sigma
+    stretch = delta * jnp.maximum(theta / sigma - 1, 0)
+    gap = jnp.matmul(u * stretch[None, :], u.T, precision=HIGHEST) - gram + delta * jnp.eye(m, dtype=gram.dtype)
+    # NaN unless positive definite; so too where sigma is not above 0.
+    holds = jnp.isfinite(jnp.linalg.cholesky(gap, symmetrize_input=False)[-1, -1])
+    return _Shrunk(u, theta, sigma, delta), holds & (sigma > 0)

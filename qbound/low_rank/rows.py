@@ -1,0 +1,78 @@
+"""Blocks of the rows R of a factor, R'R = Sigma: inner products and combinations of rows, which need not be formed.
+
+Vectors of parameters come in stacks of k, laid out as suits the rows: a method that works on stacks asks the rows for
+everything it does with them.
+"""
+
+import abc
+from typing import final
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qbound.records import record
+from qbound.solve import HIGHEST
+
+__all__ = ["DenseRows", "KroneckerRows", "Rows"]
+
+
+class Rows(abc.ABC):
+    """c rows of d parameters."""
+
+    @abc.abstractmethod
+    def products(self) -> Float[Array, "c c"]:
+        """RR'."""
+
+    @abc.abstractmethod
+    def products_with(self, stack: Float[Array, "..."]) -> Float[Array, "c k"]:
+        """RB', for a stack B of k vectors."""
+
+    @abc.abstractmethod
+    def combine(
+        self, stack: Float[Array, "..."], of_stack: Float[Array, "k k"], of_rows: Float[Array, "c k"]
+    ) -> Float[Array, "..."]:
+        """The stack of k vectors P'B + Q'R, with P = `of_stack` and Q = `of_rows`."""
+
+
+@final
+@record
+class DenseRows(Rows):
+    """Rows as a matrix; stacks are (k, d)."""
+
+    matrix: Float[Array, "c d"]
+
+    def products(self):
+        return jnp.matmul(self.matrix, self.matrix.T, precision=HIGHEST)
+
+    def products_with(self, stack):
+        return jnp.matmul(self.matrix, stack.T, precision=HIGHEST)
+
+    def combine(self, stack, of_stack, of_rows):
+        return jnp.matmul(of_stack.T, stack, precision=HIGHEST) + jnp.matmul(of_rows.T, self.matrix, precision=HIGHEST)
+
+
+@final
+@record
+class KroneckerRows(Rows):
+    """Rows x_j (x) f for the rows f of factors F_j; stacks are (e, n, k), so that every product is one of matrices."""
+
+    factors: Float[Array, "g r n"]
+    inputs: Float[Array, "g e"]
+
+    def products(self):
+        g, r, n = self.factors.shape
+        flat = self.factors.reshape(g * r, n)
+        of_factors = jnp.matmul(flat, flat.T, precision=HIGHEST).reshape(g, r, g, r)
+        of_inputs = jnp.matmul(self.inputs, self.inputs.T, precision=HIGHEST)
+        return (of_factors * of_inputs[:, None, :, None]).reshape(g * r, g * r)
+
+    def products_with(self, stack):
+        (g, r, n), (e, _, k) = self.factors.shape, stack.shape
+        of_inputs = jnp.matmul(self.inputs, stack.reshape(e, n * k), precision=HIGHEST).reshape(g, n, k)
+        return jnp.matmul(self.factors, of_inputs, precision=HIGHEST).reshape(g * r, k)
+
+    def combine(self, stack, of_stack, of_rows):
+        (g, r, n), (e, _, k) = self.factors.shape, stack.shape
+        weights = jnp.matmul(jnp.swapaxes(self.factors, 1, 2), of_rows.reshape(g, r, k), precision=HIGHEST)
+        new = jnp.matmul(self.inputs.T, weights.reshape(g, n * k), precision=HIGHEST).reshape(e, n, k)
+        return jnp.matmul(stack.reshape(e * n, k), of_stack, precision=HIGHEST).reshape(e, n, k) + new

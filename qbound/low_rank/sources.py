@@ -1,0 +1,195 @@
+"""Where the rows of a curvature come from, a block at a time, so that no array has all of them.
+
+Rows are those of sum_j w_j J_j'M_j J_j: sqrt(w_j) F_j J_j with F_j'F_j = M_j. They come example by example and, within
+one, label by label in the order of the bound; the label taken first has none.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, TypeVar, final
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+
+from qbound.curvature import Curvature, LargestFirst, ModelCurvature, Pieces, Sequential
+from qbound.curvature.roots import safe_sqrt
+from qbound.low_rank.rows import DenseRows, KroneckerRows, Rows
+from qbound.models import KroneckerMap
+from qbound.records import record
+from qbound.solve import HIGHEST
+
+__all__ = ["FeatureSource", "RowSource", "row_source", "scan_rows"]
+
+Carry = TypeVar("Carry")
+
+
+class RowSource(abc.ABC):
+    """The rows of a curvature, by examples."""
+
+    @abc.abstractmethod
+    def examples(self) -> Any:
+        """What the rows of each example are made of: a tree of arrays with a leading axis of examples."""
+
+    @abc.abstractmethod
+    def factors(self, example: Any) -> tuple[Float[Array, "r n"], Any]:
+        """The weighted factor of one example, and what else its rows are made of."""
+
+    @abc.abstractmethod
+    def rows(self, factors: Float[Array, "g r n"], places: Int[Array, " r"], others: Any) -> Rows:
+        """Rows of g examples, for some of the rows of their factors, which are at `places` in them."""
+
+    def to_stack(self, basis: Float[Array, "k d"]) -> Float[Array, "..."]:
+        """Vectors, each laid out as the tree of parameters is, as a stack for the rows."""
+        return basis
+
+    def to_basis(self, stack: Float[Array, "..."]) -> Float[Array, "k d"]:
+        """The inverse of `to_stack`."""
+        return stack
+
+    def dense_rows(self, rows: Rows) -> Float[Array, "c d"]:
+        """Rows as a matrix, laid out as the tree of parameters is."""
+        assert isinstance(rows, DenseRows)
+        return rows.matrix
+
+
+@final
+@record
+class _KroneckerSource(RowSource):
+    """Of a linear model: rows are never formed."""
+
+    logits: Curvature
+    weights: Float[Array, " b"]
+    map: KroneckerMap
+
+    def examples(self):
+        return self.logits, self.weights, self.map.extended_inputs()
+
+    def factors(self, example):
+        logits, weight, x = example
+        return _weighted_factor(logits, weight), x
+
+    def rows(self, factors, places, others):
+        return KroneckerRows(factors, others)
+
+    def to_stack(self, basis):
+        place, n = self.map.places(), self.map.shape()[1]
+        columns = basis.T if place is None else jnp.zeros_like(basis.T).at[place].set(basis.T, unique_indices=True)
+        return columns.reshape(-1, n, basis.shape[0])
+
+    def to_basis(self, stack):
+        place, flat = self.map.places(), stack.reshape(-1, stack.shape[-1])
+        return (flat if place is None else flat[place]).T
+
+    def dense_rows(self, rows):
+        assert isinstance(rows, KroneckerRows)
+        by_example = rows.inputs[:, None, :, None] * rows.factors[:, :, None, :]
+        flat = by_example.reshape(-1, by_example.shape[2] * by_example.shape[3])
+        place = self.map.places()
+        return flat if place is None else flat[:, place]
+
+
+@final
+@record
+class FeatureSource(RowSource):
+    """Of explicit features f_x(y)."""
+
+    logits: Curvature
+    weights: Float[Array, " b"]
+    features: Float[Array, "b n d"]
+
+    def examples(self):
+        return self.logits, self.weights, self.features
+
+    def factors(self, example):
+        logits, weight, features = example
+        return _weighted_factor(logits, weight), features
+
+    def rows(self, factors, places, others):
+        rows = jnp.matmul(factors, others, precision=HIGHEST)
+        return DenseRows(rows.reshape(-1, rows.shape[-1]))
+
+
+@final
+@record
+class _PieceSource(RowSource):
+    """Of any model, each of the pieces an example: a row is one `vjp` of it."""
+
+    curvature: Pieces
+
+    def examples(self):
+        return self.curvature.pieces
+
+    def factors(self, example):
+        piece = self.curvature.make(self.curvature.shared, example)
+        assert isinstance(piece, ModelCurvature)
+        factors = jax.vmap(_weighted_factor)(piece.logits, piece.weights)  # of each position of a sequence
+        return factors.reshape(-1, factors.shape[-1]), piece.map
+
+    def rows(self, factors, places, others):
+        def row(linear_map, f, place):
+            positions, n = linear_map.shape()
+            position = place // max(1, n - 1)
+            cotangent = jnp.where((jnp.arange(positions) == position)[:, None], f[None, :], 0)
+            return ravel_pytree(linear_map.transpose(cotangent))[0]
+
+        rows = jax.vmap(jax.vmap(row, in_axes=(None, 0, 0)), in_axes=(0, 0, None))(others, factors, places)
+        return DenseRows(rows.reshape(-1, rows.shape[-1]))
+
+
+def row_source(curvature: Curvature) -> RowSource:
+    """The rows of the curvature of a model, as `qbound.batches.curvature_by_example` returns it."""
+    if isinstance(curvature, Pieces):
+        return _PieceSource(curvature)
+    assert isinstance(curvature, ModelCurvature) and isinstance(curvature.map, KroneckerMap)
+    return _KroneckerSource(curvature.logits, curvature.weights, curvature.map)
+
+
+def scan_rows(source: RowSource, block: int, step: Callable[[Carry, Rows], Carry], start: Carry) -> Carry:
+    """`carry = step(carry, rows)` over all rows, about `block` at a time.
+
+    Blocks are of as many whole examples as fit, or of parts of one. Rows of zeros fill up the last ones.
+    """
+    examples = source.examples()
+    count = jax.tree.leaves(examples)[0].shape[0]
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), examples)
+    per_example = jax.eval_shape(source.factors, one)[0].shape[0]
+    group = max(1, min(block // per_example, count))
+    part = min(per_example, block)
+    parts = -(-per_example // part)
+    groups = -(-count // group)
+
+    def of_group(carry, number):
+        # The last group may overlap with the one before: what that had is left out.
+        first = jnp.minimum(number * group, count - group)
+        chosen = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, group), examples)
+        is_new = first + jnp.arange(group) >= number * group
+        factors, others = jax.vmap(source.factors)(chosen)
+        factors = jnp.where(is_new[:, None, None], factors, 0)
+        if parts == 1:
+            return step(carry, source.rows(factors, jnp.arange(per_example), others)), None
+        g, _, n = factors.shape
+        padded = jnp.pad(factors, [(0, 0), (0, parts * part - per_example), (0, 0)])
+        by_part = jnp.moveaxis(padded.reshape(g, parts, part, n), 1, 0)
+        places = jnp.minimum(jnp.arange(parts * part), per_example - 1).reshape(parts, part)
+
+        def of_part(carry, chosen):
+            factors, places = chosen
+            return step(carry, source.rows(factors, places, others)), None
+
+        return jax.lax.scan(of_part, carry, (by_part, places))[0], None
+
+    return jax.lax.scan(of_group, start, jnp.arange(groups))[0]
+
+
+def _weighted_factor(logits: Curvature, weight: Array) -> Array:
+    """sqrt(w) F in the order in which the bound took the labels, without the row of the first, which is zero."""
+    factor = logits.factor()
+    if isinstance(logits, LargestFirst):
+        factor = factor[logits.order.permutation()]
+    if isinstance(logits, (LargestFirst, Sequential)) and factor.shape[0] > 1:
+        factor = factor[1:]
+    # A weight of 0 removes its example, even one that is infinite.
+    weighted: Array = jnp.where(weight == 0, 0, safe_sqrt(weight) * factor)
+    return weighted
