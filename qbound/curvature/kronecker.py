@@ -64,6 +64,10 @@ class LabelFactor(abc.ABC):
         """Multiply the part of `g` along each eigenvector, a column, by function(eigenvalue), (e, 1) or (e, n)."""
 
     @abc.abstractmethod
+    def mean_value(self) -> Float[Array, ""]:
+        """The mean of its eigenvalues."""
+
+    @abc.abstractmethod
     def dense(self) -> Float[Array, "n n"]:
         """A."""
 
@@ -83,6 +87,9 @@ class SpectralLabels(LabelFactor):
     def apply(self, g, function):
         along = function(self.values[None, :]) * jnp.matmul(g, self.vectors, precision=HIGHEST)
         return jnp.matmul(along, self.vectors.T, precision=HIGHEST)
+
+    def mean_value(self):
+        return jnp.mean(self.values)
 
     def dense(self):
         checks.unbatched("curvature", self.values, 1)
@@ -105,6 +112,9 @@ class BohningLabels(LabelFactor):
         mean = jnp.mean(g, axis=1, keepdims=True)
         along, across = (function(jnp.full((1, 1), value, self.dtype)) for value in (0.0, 0.5))
         return along * mean + across * (g - mean)
+
+    def mean_value(self):
+        return jnp.asarray((1 - 1 / self.labels) / 2, self.dtype)
 
     def dense(self):
         return (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels) / 2

@@ -1,0 +1,198 @@
+"""The two factors of KSPFB: running averages of a label curvature and of second moments of inputs.
+
+For logits W'x the curvature of a batch is mean_j M_j (x) x_j x_j'. In its place stands A (x) B with A = mean_j M_j and
+B = mean_j x_j x_j', each averaged over batches: as if M_j and x_j were independent. That is no upper bound of the
+curvature. With Böhning's A = 1/2 (I - 11'/n), the same for all examples, it is one: A (x) B = mean_j A (x) x_j x_j'.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qbound.bounds import log_partition_bound
+from qbound.curvature import Kronecker
+from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
+from qbound.models import linear_logits
+from qbound.solve import HIGHEST
+from qbound.types import Order
+
+__all__ = ["KspfbFactors", "curvature_of", "empty_factors", "layout_of", "with_inputs", "with_labels"]
+
+# Above so many labels the label curvature is Böhning's: an n x n eigendecomposition would dwarf the rest.
+LABELS_LIMIT = 1000
+# At most so many numbers of the n x n curvatures of single examples at a time.
+CHUNK = 2**22
+
+
+class KspfbFactors(NamedTuple):
+    """Sums over batches with forgetting, and the eigenvectors of their means when last factorised.
+
+    Attributes:
+      factor_labels: the sum of A; None if A is Böhning's.
+      factor_inputs: the sum of B.
+      factor_label_batches: of how many batches A is.
+      factor_input_batches: of how many batches B is.
+      factor_label_values: eigenvalues of A.
+      factor_label_vectors: its eigenvectors.
+      factor_scales: the scales s of the inputs; 1 without relative damping.
+      factor_input_values: eigenvalues of B, or of diag(s) B diag(s).
+      factor_input_vectors: its eigenvectors.
+    """
+
+    factor_labels: Float[Array, "n n"] | None
+    factor_inputs: Float[Array, "e e"]
+    factor_label_batches: Float[Array, ""]
+    factor_input_batches: Float[Array, ""]
+    factor_label_values: Float[Array, " n"] | None
+    factor_label_vectors: Float[Array, "n n"] | None
+    factor_scales: Float[Array, " e"]
+    factor_input_values: Float[Array, " e"]
+    factor_input_vectors: Float[Array, "e e"]
+
+
+def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, output_axis: int | None) -> MatrixLayout:
+    """How `params` is laid out: one array of weights, and at most one bias.
+
+    Where neither `output_axis` nor a bias nor the model says which axis of the weights is that of the labels, the model
+    is asked whether it takes inputs of the length of the other one.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    weights = [leaf for leaf in leaves if leaf.ndim == 2]
+    bias = [leaf for leaf in leaves if leaf.ndim == 1]
+    if len(weights) != 1 or len(bias) > 1 or len(leaves) != len(weights) + len(bias):
+        raise ValueError(
+            "params: expected one array of weights, of shape (n, d) or (d, n), and at most one bias of shape (n,), for "
+            f"n labels; got leaves of shapes {[leaf.shape for leaf in leaves]}. To train the last layer of a network, "
+            "hand over that layer only"
+        )
+    shape = weights[0].shape
+    if output_axis is None and logits_fn is linear_logits:
+        output_axis = 1
+    candidates = [axis for axis in (0, 1) if output_axis in (None, axis)]
+    if bias:
+        candidates = [axis for axis in candidates if shape[axis] == bias[0].shape[0]]
+        if not candidates:
+            where = "an axis" if output_axis is None else f"axis {output_axis}"
+            raise ValueError(
+                f"params: expected a bias as long as {where} of the weights of shape {shape}; got {bias[0].shape}"
+            )
+    if len(candidates) > 1 and shape[0] != shape[1] and features_fn is None:
+        candidates = [axis for axis in candidates if _takes(logits_fn, params, shape[1 - axis], shape[axis])]
+    if len(candidates) != 1:
+        raise ValueError(
+            f"output_axis: expected 0 or 1, the axis of labels of the weights of shape {shape}, which their shapes do "
+            "not tell; got None"
+        )
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return MatrixLayout(structure, shapes, candidates[0])
+
+
+def _takes(logits_fn, params, inputs, labels) -> bool:
+    try:
+        logits = jax.eval_shape(logits_fn, params, jax.ShapeDtypeStruct((1, inputs), jnp.float32))
+    except Exception:  # whatever a model raises for inputs that do not fit
+        return False
+    return getattr(logits, "shape", None) == (1, labels)
+
+
+def empty_factors(layout: MatrixLayout, bohning: bool, dtype) -> KspfbFactors:
+    """Before the first batch."""
+    e, n = jax.eval_shape(layout.to_matrix, layout.domain()).shape
+    fixed = bohning or n > LABELS_LIMIT
+
+    def zeros(*shape):
+        return jnp.zeros(shape, dtype)
+
+    return KspfbFactors(
+        factor_labels=None if fixed else zeros(n, n),
+        factor_inputs=zeros(e, e),
+        factor_label_batches=zeros(),
+        factor_input_batches=zeros(),
+        factor_label_values=None if fixed else zeros(n),
+        factor_label_vectors=None if fixed else zeros(n, n),
+        factor_scales=zeros(e),
+        factor_input_values=zeros(e),
+        factor_input_vectors=zeros(e, e),
+    )
+
+
+def with_labels(
+    factors: KspfbFactors, decay: Float[Array, ""], logits: Array, weights: Float[Array, " b"], order: Order
+) -> KspfbFactors:
+    """With the label curvature of a batch, in eigenvectors; as it was if that is not finite, or if A is Böhning's."""
+    if factors.factor_labels is None:
+        return factors
+    new = mean_label_curvature(logits, weights, order)
+    finite = jnp.all(jnp.isfinite(new))
+    total, count = decay * factors.factor_labels + new, decay * factors.factor_label_batches + 1
+    values, vectors = _eigenvectors(jnp.where(finite, total / count, 0))
+    entered = factors._replace(
+        factor_labels=total,
+        factor_label_batches=count,
+        factor_label_values=values,
+        factor_label_vectors=vectors,
+    )
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
+
+
+def with_inputs(
+    factors: KspfbFactors, decay: Float[Array, ""], x: Float[Array, "b e"], weights: Float[Array, " b"], scaled: bool
+) -> KspfbFactors:
+    """With the second moments of the inputs of a batch, in eigenvectors; as it was if they are not finite."""
+    # A weight of 0 removes its example, even one that is infinite.
+    x = jnp.where(weights[:, None] == 0, 0, x)
+    new = jnp.matmul((weights[:, None] * x).T, x, precision=HIGHEST)
+    finite = jnp.all(jnp.isfinite(new))
+    total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
+    mean = jnp.where(finite, total / count, 0)
+    scales = _scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])
+    values, vectors = _eigenvectors(scales[:, None] * mean * scales[None, :])
+    entered = factors._replace(
+        factor_inputs=total,
+        factor_input_batches=count,
+        factor_scales=scales,
+        factor_input_values=values,
+        factor_input_vectors=vectors,
+    )
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
+
+
+def _scales(moments: Float[Array, " e"]) -> Float[Array, " e"]:
+    """1/sqrt(m_i + median m): columns of large numbers are made small, and rare columns are not made large."""
+    typical = jnp.median(moments)
+    typical = jnp.where(typical > 0, typical, jnp.mean(moments))
+    return jax.lax.rsqrt(jnp.where(typical > 0, moments + typical, 1))
+
+
+def mean_label_curvature(logits: Float[Array, "b n"], weights: Float[Array, " b"], order: Order) -> Float[Array, "n n"]:
+    """sum_j w_j M_j, with the matrices of few examples at a time."""
+    b, n = logits.shape
+    chunk = max(1, min(b, CHUNK // (n * n)))
+    padding = -b % chunk
+    logits = jnp.pad(logits, [(0, padding), (0, 0)]).reshape(-1, chunk, n)
+    weights = jnp.pad(weights, (0, padding)).reshape(-1, chunk)
+
+    def add(total, piece):
+        h, w = piece
+        curvatures = jax.vmap(lambda h: log_partition_bound(h, order=order).curvature.dense())(h)
+        curvatures = jnp.where(w[:, None, None] == 0, 0, curvatures)
+        return total + jnp.einsum("j,jkl->kl", w, curvatures, precision=HIGHEST), None
+
+    return jax.lax.scan(add, jnp.zeros((n, n), logits.dtype), (logits, weights))[0]
+
+
+def _eigenvectors(matrix):
+    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    return jnp.maximum(values, 0), vectors
+
+
+def curvature_of(factors: KspfbFactors, layout: MatrixLayout) -> Kronecker:
+    """A (x) B as it was last factorised, in scaled inputs."""
+    n = jax.eval_shape(layout.to_matrix, layout.domain()).shape[1]
+    labels = BohningLabels(n, factors.factor_inputs.dtype)
+    if factors.factor_label_values is not None and factors.factor_label_vectors is not None:
+        labels = SpectralLabels(factors.factor_label_values, factors.factor_label_vectors)
+    return Kronecker(labels, factors.factor_input_values, factors.factor_input_vectors, layout)
