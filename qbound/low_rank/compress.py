@@ -29,7 +29,7 @@ def checked_rank(rank: int, size: int) -> int:
         warnings.warn(
             f"rank: expected at most {size}, the number of parameters; got {rank}. The rows of the basis beyond "
             f"{size} are zero",
-            stacklevel=3,
+            stacklevel=4,
         )
     return rank
 

@@ -17,7 +17,7 @@ from qbound.curvature import Kronecker
 from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
 from qbound.models import linear_logits
 from qbound.solve import HIGHEST
-from qbound.types import Order
+from qbound.types import Order, working_dtype
 
 __all__ = ["KspfbFactors", "curvature_of", "empty_factors", "layout_of", "with_inputs", "with_labels"]
 
@@ -91,8 +91,9 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
 
 
 def _takes(logits_fn, params, inputs, labels) -> bool:
+    dtype = working_dtype(*jax.tree.leaves(params))
     try:
-        logits = jax.eval_shape(logits_fn, params, jax.ShapeDtypeStruct((1, inputs), jnp.float32))
+        logits = jax.eval_shape(logits_fn, params, jax.ShapeDtypeStruct((1, inputs), dtype))
     except Exception:  # whatever a model raises for inputs that do not fit
         return False
     return getattr(logits, "shape", None) == (1, labels)

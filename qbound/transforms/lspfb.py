@@ -9,10 +9,10 @@ from jaxtyping import Array
 from qbound import checks
 from qbound.curvature import LowRank
 from qbound.low_rank import Method
-from qbound.transforms.memory import batch_curvature
-from qbound.transforms.options import SpfbOptions, check_some_damping
+from qbound.transforms.memory import source_curvature
+from qbound.transforms.options import SpfbOptions, check_some_damping, given
 from qbound.transforms.preconditioner import CurvatureTransform, curvature_transform
-from qbound.transforms.sketch import SketchOptions
+from qbound.transforms.sketch import SketchOptions, first_sketch
 from qbound.transforms.step import spfb_direction
 from qbound.types import Order, Scalar
 
@@ -153,6 +153,7 @@ def lspfb(
 def _direction(
     rate, logits_fn, l2, damping, rank, method, decay, order, inputs_axes, block_size, adaptive_damping
 ) -> CurvatureTransform:
+    sketch = SketchOptions(rank=rank, method=method, decay=decay, block_size=block_size)
     options = SpfbOptions(
         learning_rate=rate,
         logits_fn=logits_fn,
@@ -169,14 +170,19 @@ def _direction(
         warm_start=False,
         microbatch_size=None,
         adaptive_damping=adaptive_damping,
-        sketch=SketchOptions(rank=rank, method=method, decay=decay, block_size=block_size),
+        sketch=sketch,
     )
     transform = spfb_direction(options)
 
-    def prepare(state, params, damping, *, inputs=None, example_weights=None):
-        batch = batch_curvature(options.widened(), state, params, inputs, example_weights, None, None)
-        assert isinstance(batch.source, LowRank)
-        solve = batch.source.solver(damping + checks.nonnegative("damping", options.damping))
-        return state._replace(spfb_sketch=batch.sketch), solve
+    def remember(params):
+        return first_sketch(sketch, params)
 
-    return curvature_transform(transform.init, transform.update, prepare)
+    def prepare(carried, params, damping, *, inputs=None, example_weights=None):
+        inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+        model = options.widened()
+        weights = model.weights("example_weights", example_weights, params, inputs)
+        curvature, carried = source_curvature(model, carried, params, inputs, weights)
+        assert isinstance(curvature, LowRank)
+        return carried, curvature.solver(damping + checks.nonnegative("damping", options.damping))
+
+    return curvature_transform(transform.init, transform.update, remember, prepare)

@@ -25,7 +25,7 @@ from qbound.transforms.window import (
     withdraw_unless,
 )
 
-__all__ = ["Batch", "Progress", "batch_curvature", "first_window", "progress", "settled_window"]
+__all__ = ["Batch", "Progress", "batch_curvature", "first_window", "progress", "settled_window", "source_curvature"]
 
 
 class Batch(NamedTuple):
@@ -47,7 +47,7 @@ def batch_curvature(options, state, params, inputs, example_weights, curvature_i
             kept = "window" if window is not None else "decay"
             raise ValueError(f"curvature_inputs: expected None with {kept}=, which keeps its own; got both")
         weights = options.weights("curvature_weights", curvature_weights, params, curvature_inputs)
-        curvature, _ = _source(options, None, params, curvature_inputs, weights)
+        curvature, _ = source_curvature(options, None, params, curvature_inputs, weights)
         return Batch(curvature, lambda: curvature)
     if curvature_weights is not None:
         raise ValueError("curvature_weights: expected None without curvature_inputs; got weights")
@@ -56,7 +56,7 @@ def batch_curvature(options, state, params, inputs, example_weights, curvature_i
     weights = options.weights("example_weights", example_weights, params, inputs)
     own = functools.cache(lambda: options.curvature(params, inputs, weights))
     if window is None:
-        curvature, sketch = _source(options, state.spfb_sketch, params, inputs, weights)
+        curvature, sketch = source_curvature(options, state.spfb_sketch, params, inputs, weights)
         return Batch(curvature, own, weights=weights, sketch=sketch)
     entered = push(window, examples, weights)
     if weights.shape[0] >= options.window:
@@ -67,7 +67,7 @@ def batch_curvature(options, state, params, inputs, example_weights, curvature_i
     return Batch(options.curvature(params, recent, entered.window_weights), own, entered, examples, weights)
 
 
-def _source(options, sketch, params, inputs, weights) -> tuple[Curvature, SpfbSketch | None]:
+def source_curvature(options, sketch, params, inputs, weights) -> tuple[Curvature, SpfbSketch | None]:
     """The curvature of a batch or, with the options of a sketch, the low-rank one of what has entered it."""
     if options.sketch is None:
         return options.curvature(params, inputs, weights), None

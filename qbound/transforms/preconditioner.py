@@ -12,15 +12,17 @@ class CurvatureTransform(optax.GradientTransformationExtraArgs):
     """An optax transform from gradients to solutions, with the solve apart from the update.
 
     Attributes:
-      prepare: from state, parameters, a damping to add, and the keyword arguments of `update`, to the state with the
-        batch entered and the function from a gradient to its solution: linear, symmetric and positive definite.
+      remember: from parameters to what is remembered of batches before the first: the part of the state that matters.
+      prepare: from that, parameters, a damping to add, and the keyword arguments of `update`, to what is remembered
+        once the batch has entered, and the function from a gradient to its solution: linear, symmetric, positive.
     """
 
+    remember: Callable[[Any], Any]
     prepare: Callable[..., tuple[Any, Callable[[Any], Any]]]
 
 
-def curvature_transform(init: Callable, update: Callable, prepare: Callable) -> CurvatureTransform:
-    """A transform made of its three functions."""
+def curvature_transform(init: Callable, update: Callable, remember: Callable, prepare: Callable) -> CurvatureTransform:
+    """A transform made of its four functions."""
     transform = CurvatureTransform(init, update)
-    transform.prepare = prepare
+    transform.remember, transform.prepare = remember, prepare
     return transform

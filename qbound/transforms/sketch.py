@@ -6,17 +6,18 @@ and not of Sigma_t. Without decay it is one of Sigma_t, and the quadratic is one
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from qbound import checks
+from qbound import checks, trees
 from qbound.curvature import Curvature, LowRank
-from qbound.low_rank import METHODS, Method, low_rank
-from qbound.types import Scalar
+from qbound.low_rank import METHODS, Method, checked_rank, low_rank
+from qbound.types import Scalar, working_dtype
 
-__all__ = ["SketchOptions", "SpfbSketch", "add_batch", "empty_sketch", "has_memory", "is_settled"]
+__all__ = ["SketchOptions", "SpfbSketch", "add_batch", "first_sketch", "is_settled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,12 @@ class SpfbSketch(NamedTuple):
     sketch_batches: Float[Array, ""]
 
 
-def has_memory(options: SketchOptions) -> bool:
-    """Whether anything is carried; an array, whose value may change, is taken not to be 0."""
-    return not (checks.is_number(options.decay) and options.decay == 0)
-
-
-def empty_sketch(rank: int, size: int, dtype) -> SpfbSketch:
-    """Before the first batch, for `size` parameters."""
+def first_sketch(options: SketchOptions, params: Any) -> SpfbSketch | None:
+    """Before the first batch; None if none is carried. A decay that is an array is taken not to be 0."""
+    size, dtype = trees.size(params), working_dtype(*jax.tree.leaves(params))
+    rank = checked_rank(options.rank, size) if size else options.rank
+    if checks.is_number(options.decay) and options.decay == 0:
+        return None
     return SpfbSketch(
         jnp.zeros((rank, size), dtype), jnp.zeros(rank, dtype), jnp.zeros(size, dtype), jnp.zeros((), dtype)
     )

@@ -8,13 +8,12 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, trees
-from qbound.low_rank import checked_rank
 from qbound.transforms.adaptation import SpfbAdaptation, adapted, first_adaptation, remember
 from qbound.transforms.limit import SpfbLimit, longest_step, no_limit_yet, with_batch
 from qbound.transforms.memory import batch_curvature, first_window, progress, settled_window
 from qbound.transforms.options import SpfbOptions, as_number, checked_params, given, is_narrow, parameter_dtype
 from qbound.transforms.preconditioner import CurvatureTransform
-from qbound.transforms.sketch import SpfbSketch, empty_sketch, has_memory
+from qbound.transforms.sketch import SpfbSketch, first_sketch
 from qbound.transforms.solvers import solve
 from qbound.transforms.window import SpfbWindow
 
@@ -54,7 +53,7 @@ class ScaleBySpfbState(NamedTuple):
       spfb_limit: what limits the step; None without `window` or `decay`, and in `scale_by_spfb` and `scale_by_lspfb`.
       spfb_adaptation: of the damping; None without `adaptive_damping`.
       spfb_sketch: of the curvatures of the batches so far; None without `decay`.
-      spfb_preconditioner: state of a transform that is the preconditioner of CG; None without one.
+      spfb_preconditioner: what a transform that is the preconditioner of CG remembers; None without one.
     """
 
     spfb_info: SpfbInfo
@@ -75,12 +74,10 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         adaptive, remembers = options.adaptive_damping, options.window is not None
         sketch = preconditioner = None
         if options.sketch is not None:
-            size = trees.size(params)
-            rank = checked_rank(options.sketch.rank, size) if size else options.sketch.rank
-            if has_memory(options.sketch):
-                sketch, remembers = empty_sketch(rank, size, dtype), True
+            sketch = first_sketch(options.sketch, params)
+            remembers = sketch is not None
         if isinstance(options.precondition, CurvatureTransform):
-            preconditioner = options.precondition.init(params)
+            preconditioner = options.precondition.remember(params)
         return ScaleBySpfbState(
             spfb_info=SpfbInfo(
                 spfb_steps=jnp.zeros((), jnp.int32),

@@ -16,9 +16,12 @@ from qbound.curvature import (
     Centered,
     Curvature,
     Dense,
+    Kronecker,
+    LowRank,
     Scaled,
     Sum,
 )
+from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
 
 RNG = np.random.default_rng(0)
 LOGITS = 2 * RNG.normal(size=6)
@@ -74,6 +77,31 @@ def _model(dtype, *, b, n=4, d=3, hidden=None, microbatch_size=None):
     )
 
 
+def _low_rank(dtype, shapes):
+    rng, d = np.random.default_rng(2), 8
+    basis, _ = np.linalg.qr(rng.normal(size=(d, 3)))
+    arrays = (jnp.asarray(x, dtype) for x in (basis.T, [3.0, 0.5, 0.0], rng.uniform(0, 0.1, size=d)))
+    if shapes is None:
+        return LowRank(*arrays)
+    tree = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    leaves, structure = jax.tree.flatten(tree)
+    return LowRank(*arrays, parameters=(structure, tuple(leaves)))
+
+
+def _kronecker(dtype, output_axis, bohning=False, d=3, n=4):
+    rng = np.random.default_rng(4)
+    shape = (d, n) if output_axis == 1 else (n, d)
+    tree = {"weights": jax.ShapeDtypeStruct(shape, dtype), "bias": jax.ShapeDtypeStruct((n,), dtype)}
+    leaves, structure = jax.tree.flatten(tree)
+    values, vectors = np.linalg.eigh(_psd(d + 1, 3))
+    labels = BohningLabels(n, jnp.dtype(dtype))
+    if not bohning:
+        orthogonal, _ = np.linalg.qr(rng.normal(size=(n, n)))
+        labels = SpectralLabels(jnp.asarray([0.0, 0.1, 1.0, 2.0], dtype), jnp.asarray(orthogonal, dtype))
+    arrays = (jnp.asarray(x, dtype) for x in (np.maximum(values, 0), vectors))
+    return Kronecker(labels, *arrays, MatrixLayout(structure, tuple(leaves), output_axis))
+
+
 CURVATURES: dict[str, Callable[..., Curvature]] = {
     "dense": lambda dtype: Dense(jnp.asarray(_psd(5, 3), dtype)),
     "centered": lambda dtype: Centered(jnp.asarray([0.5, 0.0, 2.0, 1.0], dtype)),
@@ -96,6 +124,10 @@ CURVATURES: dict[str, Callable[..., Curvature]] = {
     "model, linear, one example": functools.partial(_model, b=1),
     "model, network": functools.partial(_model, b=11, hidden=2),
     "model, network, fewer rows than parameters": functools.partial(_model, b=2, hidden=5),
+    "low rank": lambda dtype: _low_rank(dtype, None),
+    "low rank, of a tree": lambda dtype: _low_rank(dtype, {"b": (2,), "a": (3, 2)}),
+    "kronecker": lambda dtype: _kronecker(dtype, output_axis=1),
+    "kronecker, Böhning's, transposed": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True),
     "model in pieces, network": functools.partial(_model, b=11, hidden=2, microbatch_size=4),
 }
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
@@ -215,6 +247,8 @@ def test_damping_must_be_positive(name):
         "scaled",
         "sum",
         "batch",
+        "low rank",
+        "kronecker",
         "model, linear",
         "model, network",
         "model in pieces, network",

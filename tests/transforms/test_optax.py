@@ -17,12 +17,20 @@ from tests.transforms import problems
 
 # Under which options every expectation has to hold.
 VARIANTS = {
-    "the paper": {},
-    "window": {"window": 30, "inputs_like": jax.ShapeDtypeStruct((4,), jnp.float32)},
-    "cg, warm, adaptive": {"solver": "cg", "warm_start": True, "adaptive_damping": 0.1},
+    "the paper": (qbound.spfb, {}),
+    "window": (qbound.spfb, {"window": 30, "inputs_like": jax.ShapeDtypeStruct((4,), jnp.float32)}),
+    "cg, warm, adaptive": (qbound.spfb, {"solver": "cg", "warm_start": True, "adaptive_damping": 0.1}),
+    "low rank, carried": (qbound.lspfb, {"rank": 4, "decay": 0.8}),
+    "kronecker": (qbound.kspfb, {"update_every": 4}),
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 STATIC = ("logits_fn", "max_steps", "window", "inputs_like", "inputs_axes", "precondition", "microbatch_size")
+STATICS = {
+    qbound.spfb: STATIC,
+    qbound.lspfb: ("logits_fn", "rank", "inputs_axes", "block_size"),
+    qbound.kspfb: ("logits_fn", "features_fn", "update_every", "label_examples", "output_axis"),
+}
+INFO = {qbound.spfb: qbound.SpfbInfo, qbound.lspfb: qbound.SpfbInfo, qbound.kspfb: qbound.KspfbInfo}
 
 
 def flat(tree):
@@ -31,7 +39,8 @@ def flat(tree):
 
 @functools.cache
 def optimizer(variant, learning_rate=0.5):
-    return qbound.spfb(learning_rate, problems.affine, l2=1e-2, **VARIANTS[variant])
+    make, options = VARIANTS[variant]
+    return make(learning_rate, problems.affine, l2=1e-2, **options)
 
 
 @functools.cache
@@ -70,7 +79,7 @@ def test_is_a_transform_that_takes_extra_arguments_and_trains(variant):
     after, state = trained(variant)
     whole = inputs.reshape(60, 4), labels.reshape(60)
     assert problems.loss(problems.affine, after, *whole) < problems.loss(problems.affine, params, *whole)
-    assert not optax.tree.get(state, "spfb_nonfinite")
+    assert not optax.tree.get(state, "kspfb_nonfinite" if variant == "kronecker" else "spfb_nonfinite")
 
 
 @every_variant
@@ -177,9 +186,10 @@ def test_diagnostics_are_found_by_name_in_a_chain(variant):
     )
     with jax.numpy_dtype_promotion("standard"):
         state = step_function(tx)(params, tx.init(params), inputs[0], labels[0])[1]
-    for name in qbound.SpfbInfo._fields:
+    for name in INFO[VARIANTS[variant][0]]._fields:
         assert optax.tree.get(state, name).shape == ()
-    assert optax.tree.get(state, "spfb_residual") < 1e-2
+    if variant != "kronecker":
+        assert optax.tree.get(state, "spfb_residual") < 1e-2
     if "adaptive" in variant:
         assert optax.tree.get(state, "spfb_adaptive_damping") == np.float32(0.1)
 
@@ -233,10 +243,12 @@ def test_schedules_set_the_learning_rate(schedule):
 @every_variant
 def test_hyperparameters_can_be_injected_and_changed(variant):
     params, inputs, labels = data()
-    injected = optax.inject_hyperparams(qbound.spfb, static_args=STATIC)
-    tx = injected(learning_rate=0.5, logits_fn=problems.affine, l2=1e-2, **VARIANTS[variant])
+    make, options = VARIANTS[variant]
+    injected = optax.inject_hyperparams(make, static_args=STATICS[make])
+    tx = injected(learning_rate=0.5, logits_fn=problems.affine, l2=1e-2, **options)
     state, step = tx.init(params), step_function(tx)
-    assert {"learning_rate", "l2", "damping", "tolerance"} <= set(state.hyperparams)
+    changeable = {qbound.spfb: "tolerance", qbound.lspfb: "decay", qbound.kspfb: "relative_damping"}[make]
+    assert {"learning_rate", "l2", "damping", changeable} <= set(state.hyperparams)
     moved, after = step(params, state, inputs[0], labels[0])
     plain = optimizer(variant)
     expected, _ = step_function(plain)(params, plain.init(params), inputs[0], labels[0])
@@ -251,6 +263,9 @@ def test_line_for_injecting_hyperparameters_is_in_the_documentation():
     names = ", ".join(f'"{name}"' for name in STATIC)
     text = " ".join(qbound.spfb.__doc__.split())
     assert f"optax.inject_hyperparams(qbound.spfb, static_args=({names}))" in text
+    for make in (qbound.lspfb, qbound.kspfb):
+        names = ", ".join(f'"{name}"' for name in STATICS[make])
+        assert f"`optax.inject_hyperparams`: `static_args=({names})`" in " ".join(make.__doc__.split())
 
 
 @pytest.mark.usefixtures("without_type_checks")
@@ -344,7 +359,7 @@ def test_state_can_be_mapped_like_parameters(variant):
     tx = optimizer(variant)
     marked = optax.tree.map_params(tx, lambda leaf: "like a parameter", tx.init(params))
     count = jax.tree.leaves(marked).count("like a parameter")
-    assert count == (6 if "warm, adaptive" in variant else 0)
+    assert count == {"cg, warm, adaptive": 6, "kronecker": 2}.get(variant, 0)
 
 
 def test_weights_per_example_pass_through_a_chain():
