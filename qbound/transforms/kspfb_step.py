@@ -116,8 +116,9 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
 
     def init(params) -> Any:
         params = trees.widen(checks.float_tree("params", params))
-        zero = jnp.zeros((), parameter_dtype(params))
-        info = KspfbInfo(zero, zero, jnp.array(False), jnp.zeros((), jnp.int32))
+        dtype = parameter_dtype(params)
+        # Each array its own, so that the state can be donated.
+        info = KspfbInfo(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.array(False), jnp.zeros((), jnp.int32))
         return ScaleByKspfbState(info, *remember(params))
 
     def entered(memory, params, damping, inputs, example_weights):

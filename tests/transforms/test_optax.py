@@ -146,6 +146,14 @@ def test_donated_buffers_are_used(variant, recwarn):
 
 
 @every_variant
+def test_no_two_arrays_of_the_first_state_are_one(variant):
+    """Else the state cannot be donated to a loop that reads all of it."""
+    params, *_ = data()
+    leaves = jax.tree.leaves(optimizer(variant).init(params))
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
+@every_variant
 def test_state_survives_a_checkpoint(variant):
     params, inputs, labels = data()
     _, state = trained(variant)
