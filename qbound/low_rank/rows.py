@@ -7,6 +7,7 @@ everything it does with them.
 import abc
 from typing import final
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -54,7 +55,7 @@ class DenseRows(Rows):
 @final
 @record
 class KroneckerRows(Rows):
-    """Rows x_j (x) f for the rows f of factors F_j; stacks are (e, n, k), so that every product is one of matrices."""
+    """Rows x_j (x) f for the rows f of factors F_j; stacks are (k, n, e), so that every product is one of matrices as they lie."""
 
     factors: Float[Array, "g r n"]
     inputs: Float[Array, "g e"]
@@ -67,12 +68,18 @@ class KroneckerRows(Rows):
         return (of_factors * of_inputs[:, None, :, None]).reshape(g * r, g * r)
 
     def products_with(self, stack):
-        (g, r, n), (e, _, k) = self.factors.shape, stack.shape
-        of_inputs = jnp.matmul(self.inputs, stack.reshape(e, n * k), precision=HIGHEST).reshape(g, n, k)
-        return jnp.matmul(self.factors, of_inputs, precision=HIGHEST).reshape(g * r, k)
+        (g, r, n), (k, _, e) = self.factors.shape, stack.shape
+        of_inputs = _contract(self.inputs, stack.reshape(k * n, e), 1, 1).reshape(g, k, n)
+        return _contract(self.factors, of_inputs, 2, 2, batched=True).reshape(g * r, k)
 
     def combine(self, stack, of_stack, of_rows):
-        (g, r, n), (e, _, k) = self.factors.shape, stack.shape
-        weights = jnp.matmul(jnp.swapaxes(self.factors, 1, 2), of_rows.reshape(g, r, k), precision=HIGHEST)
-        new = jnp.matmul(self.inputs.T, weights.reshape(g, n * k), precision=HIGHEST).reshape(e, n, k)
-        return jnp.matmul(stack.reshape(e * n, k), of_stack, precision=HIGHEST).reshape(e, n, k) + new
+        (g, r, n), (k, _, e) = self.factors.shape, stack.shape
+        weights = _contract(of_rows.reshape(g, r, k), self.factors, 1, 1, batched=True)
+        new = _contract(weights.reshape(g, k * n), self.inputs, 0, 0)
+        return (_contract(of_stack, stack.reshape(k, n * e), 0, 0) + new.reshape(k, n * e)).reshape(k, n, e)
+
+
+def _contract(a, b, axis_a, axis_b, batched=False):
+    """Contract one axis of each, without moving any: the first axis of both is a batch if `batched`."""
+    batch = ((0,), (0,)) if batched else ((), ())
+    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), batch), precision=HIGHEST)

@@ -75,12 +75,12 @@ class _KroneckerSource(RowSource):
 
     def to_stack(self, basis):
         place, n = self.map.places(), self.map.shape()[1]
-        columns = basis.T if place is None else jnp.zeros_like(basis.T).at[place].set(basis.T, unique_indices=True)
-        return columns.reshape(-1, n, basis.shape[0])
+        flat = basis if place is None else jnp.zeros_like(basis).at[:, place].set(basis, unique_indices=True)
+        return jnp.swapaxes(flat.reshape(basis.shape[0], -1, n), 1, 2)
 
     def to_basis(self, stack):
-        place, flat = self.map.places(), stack.reshape(-1, stack.shape[-1])
-        return (flat if place is None else flat[place]).T
+        place, flat = self.map.places(), jnp.swapaxes(stack, 1, 2).reshape(stack.shape[0], -1)
+        return flat if place is None else flat[:, place]
 
     def dense_rows(self, rows):
         assert isinstance(rows, KroneckerRows)
