@@ -24,10 +24,10 @@ __all__ = ["LowRank", "vectors_of"]
 class LowRank(Curvature):
     """C = V'S V + D. Products are O(k d), solves O(k^2 d + k^3); only `dense` and `factor` form d x d arrays.
 
-    Rows of the basis that belong to scales of 0 may be anything.
+    Nothing relies on the rows of the basis being orthogonal; those that belong to scales of 0 may be anything.
     """
 
-    basis: Float[Array, "k d"]  # V, with orthonormal rows up to rounding
+    basis: Float[Array, "k d"]  # V, rows of length 1, orthogonal up to rounding: in float32 to about 1e-4
     scales: Float[Array, " k"]  # the diagonal of S
     diagonal: Float[Array, " d"]  # that of D
     parameters: tuple | None = static(default=None)  # structure, shapes and dtypes of its vectors; None: one array

@@ -79,8 +79,8 @@ def _frequent_directions(source, start, block_size) -> Split:
         squares=start.scales,
         delta=jnp.zeros_like(start.scales[0]),
     )
-    block_size = frequent_directions.default_block(k) if block_size is None else block_size
-    sketch = scan_rows(source, block_size, frequent_directions.append, sketch)
+    block, fetched = frequent_directions.default_block(k) if block_size is None else (block_size, block_size)
+    sketch = scan_rows(source, fetched, functools.partial(frequent_directions.append, block=block), sketch)
     rows: Float[Array, "k d"] = source.to_basis(sketch.stack)
     scales = jnp.sum(rows**2, axis=1)
     basis = rows / safe_sqrt(jnp.where(scales > 0, scales, 1))[:, None]

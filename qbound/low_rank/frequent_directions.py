@@ -8,9 +8,10 @@ with delta = theta_{k+1} less than it had, the others go, and Delta grows by del
 
 with A_j the best approximation of rank j. Everything is done in the space of the k + c rows. [L13, GLPW16]
 
-For large blocks an eigendecomposition would be most of the cost. There, the directions are those of a few subspace
-iterations, which need not be exact, because a Cholesky factorisation decides whether the bound holds: for U with
-orthonormal columns and U'GU = diag(theta), shrinking by sigma leaves a residual of at most delta if and only if
+For large blocks an eigendecomposition would be most of the cost. There, the directions are those of two subspace
+iterations from the last sketch. They need not be exact, because a Cholesky factorisation decides whether the bound
+holds: for U with orthonormal columns and U'GU = diag(theta), shrinking by sigma leaves a residual of at most delta if
+and only if
 
   delta (I + U diag(max(theta/sigma - 1, 0)) U') - G >= 0.
 
@@ -32,8 +33,6 @@ from qbound.solve import HIGHEST
 __all__ = ["SLACK", "Sketch", "append", "default_block"]
 
 SLACK = 1.1
-# Subspace iterations from the directions of the last sketch.
-ITERATIONS = 2
 # Up to so many rows, the eigendecomposition is faster than what avoids it.
 SMALL = 64
 
@@ -55,26 +54,45 @@ class _Shrunk(NamedTuple):
     delta: Float[Array, ""]
 
 
-def default_block(rank: int) -> int:
-    """Larger blocks are tighter, and cheaper by the row until the c x c matrices count."""
-    return 100 + 8 * rank
+def default_block(rank: int) -> tuple[int, int]:
+    """How many rows to append at a time, and how many to fetch.
+
+    Larger blocks are tighter, and cheaper by the row until the c x c matrices count. Products with the sketch, which
+    has as many numbers as k gradients, are cheaper by the row still for a few small blocks together.
+    """
+    block = 100 + 8 * rank
+    return block, block * max(1, 400 // block)
 
 
-def append(sketch: Sketch, rows: Rows) -> Sketch:
-    """The sketch of what it stands for and of `rows`."""
-    k = sketch.squares.size
-    mixed = rows.products_with(sketch.stack)
-    upper = jnp.concatenate([jnp.diag(sketch.squares), mixed.T], axis=1)
-    lower = jnp.concatenate([mixed, rows.products()], axis=1)
-    shrunk = _shrink(jnp.concatenate([upper, lower]), k)
-    squares = jnp.maximum(shrunk.squares - shrunk.shrinkage, 0)
-    kept = safe_sqrt(squares / jnp.where(shrunk.squares > 0, shrunk.squares, 1))
-    combination = shrunk.directions * kept[None, :]
-    return Sketch(
-        stack=rows.combine(sketch.stack, combination[:k], combination[k:]),
-        squares=squares,
-        delta=sketch.delta + shrunk.delta + _rounding(shrunk.squares),
-    )
+def append(sketch: Sketch, rows: Rows, block: int) -> Sketch:
+    """The sketch of what it stands for and of `rows`, appended in parts of about `block`.
+
+    The sketch after each part is kept as a combination of the first one and of all rows, and is formed at the end.
+    """
+    k, gram = sketch.squares.size, rows.products()
+    mixed = jnp.concatenate([rows.products_with(sketch.stack), gram], axis=1)  # with the sketch, and with all rows
+    c = gram.shape[0]
+    parts = next(parts for parts in range(max(1, c // block), 0, -1) if c % parts == 0)
+    size = c // parts
+
+    def part(carry, number):
+        combination, squares, delta = carry
+        first = number * size
+        with_sketch = jnp.matmul(jax.lax.dynamic_slice_in_dim(mixed, first, size), combination, precision=HIGHEST)
+        own = jax.lax.dynamic_slice(gram, (first, first), (size, size))
+        upper = jnp.concatenate([jnp.diag(squares), with_sketch.T], axis=1)
+        lower = jnp.concatenate([with_sketch, own], axis=1)
+        shrunk = _shrink(jnp.concatenate([upper, lower]), k)
+        squares = jnp.maximum(shrunk.squares - shrunk.shrinkage, 0)
+        kept = safe_sqrt(squares / jnp.where(shrunk.squares > 0, shrunk.squares, 1))
+        new = shrunk.directions * kept[None, :]
+        combination = jnp.matmul(combination, new[:k], precision=HIGHEST)
+        combination = jax.lax.dynamic_update_slice_in_dim(combination, new[k:], k + first, axis=0)
+        return (combination, squares, delta + shrunk.delta + _rounding(shrunk.squares)), None
+
+    start = jnp.eye(k + c, k, dtype=gram.dtype), sketch.squares, sketch.delta
+    (combination, squares, delta), _ = jax.lax.scan(part, start, jnp.arange(parts))
+    return Sketch(rows.combine(sketch.stack, combination[:k], combination[k:]), squares, delta)
 
 
 def _rounding(squares: Array) -> Array:
@@ -101,9 +119,9 @@ def _by_iteration(gram, k, columns) -> tuple[_Shrunk, Array]:
     m = gram.shape[0]
     start = np.random.default_rng(0).choice([-1.0, 1.0], size=(m, columns)) / np.sqrt(m)
     start[:k] = np.eye(k, columns)
-    u = jnp.asarray(start, gram.dtype)
-    for _ in range(ITERATIONS):
-        u, _ = jnp.linalg.qr(jnp.matmul(gram, u, precision=HIGHEST))
+    y = jnp.matmul(gram, jnp.asarray(start, gram.dtype), precision=HIGHEST)
+    y = y / safe_sqrt(jnp.maximum(jnp.sum(y**2, axis=0), jnp.finfo(y.dtype).tiny))[None, :]
+    u, _ = jnp.linalg.qr(jnp.matmul(gram, y, precision=HIGHEST))
     projected = jnp.matmul(u.T, jnp.matmul(gram, u, precision=HIGHEST), precision=HIGHEST)
     theta, rotation = jnp.linalg.eigh(projected, symmetrize_input=False)
     u, sigma, theta = jnp.matmul(u, rotation[:, -k:], precision=HIGHEST), theta[-k - 1], theta[-k:]

@@ -55,7 +55,10 @@ class DenseRows(Rows):
 @final
 @record
 class KroneckerRows(Rows):
-    """Rows x_j (x) f for the rows f of factors F_j; stacks are (k, n, e), so that every product is one of matrices as they lie."""
+    """Rows x_j (x) f for the rows f of factors F_j.
+
+    Stacks are (k, n, e), so that every product is one of matrices as they lie in memory.
+    """
 
     factors: Float[Array, "g r n"]
     inputs: Float[Array, "g e"]
