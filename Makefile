@@ -64,6 +64,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.bound
 	$(BIN)/python -m experiments.benchmarks.spfb
 	$(BIN)/python -m experiments.benchmarks.mm
+	$(BIN)/python -m experiments.benchmarks.low_rank
+	$(BIN)/python -m experiments.benchmarks.kspfb
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,8 @@ import pytest
 
 from experiments import curves, demo, label_order, small_batches, superlinear, theory
 from experiments.benchmarks import bound as bound_benchmark
+from experiments.benchmarks import kspfb as kspfb_benchmark
+from experiments.benchmarks import low_rank as low_rank_benchmark
 from experiments.benchmarks import mm as mm_benchmark
 from experiments.benchmarks import spfb as spfb_benchmark
 from experiments.benchmarks import timing
@@ -268,3 +270,39 @@ def test_benchmark_of_steps_times_steps(case):
         moved, state = jax.jit(candidate)(weights, inputs, labels)
         assert not state[0].spfb_info.spfb_nonfinite, name
         assert np.abs(moved - weights).max() > 0
+
+
+def test_benchmark_of_low_rank_bounds_measures_what_exceeds_the_curvature():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        rng = np.random.default_rng(0)
+        inputs, weights = jnp.asarray(rng.normal(size=(12, 5))), jnp.asarray(rng.normal(size=(5, 3)))
+        excess = low_rank_benchmark.excess_trace(weights, inputs, rank=2, method="frequent_directions")
+        above = low_rank_benchmark.compressed(weights, inputs, rank=2, method="frequent_directions").dense()
+        exact = low_rank_benchmark.compressed(weights, inputs, rank=15, method="frequent_directions").dense()
+    np.testing.assert_allclose(excess, np.trace(above) - np.trace(exact), rtol=1e-6)
+    assert excess > 0
+
+
+def test_race_stops_every_clock_at_the_goal(monkeypatch):
+    monkeypatch.setattr(kspfb_benchmark, "BATCH", 20)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        rng = np.random.default_rng(0)
+        inputs = jnp.asarray(np.c_[rng.normal(size=(80, 3)), np.ones(80)])
+        labels = jnp.argmax(inputs[:, :3] + 0.3 * jnp.asarray(rng.normal(size=(80, 3))), axis=1)
+        methods = {"SGD": kspfb_benchmark.sgd(40), "KSPFB": kspfb_benchmark.kspfb(60)}
+        kspfb_benchmark.compile_all(methods, inputs, labels)
+        outcomes = kspfb_benchmark.race(methods, inputs, labels, goal=0.4, seed=0)
+    assert outcomes["SGD"].to_goal is None and outcomes["SGD"].objective > 0.4 and len(outcomes["SGD"].chunks) == 2
+    arrived = outcomes["KSPFB"]
+    assert arrived.objective <= 0.4 and arrived.steps_to_goal == 20 * len(arrived.chunks)
+    assert arrived.to_goal == sum(arrived.chunks)
+
+
+def test_cost_of_a_step_has_its_factorisation_spread():
+    outcomes = {
+        "SGD": kspfb_benchmark.Outcome([9.0, 1.0, 1.0], None, None, 1.0),
+        "KSPFB": kspfb_benchmark.Outcome([52.0, 2.0, 2.0], None, None, 1.0),
+    }
+    plain, amortised = kspfb_benchmark.step_costs(outcomes, every=500)
+    assert plain == 2.0
+    np.testing.assert_allclose(amortised, 2.0 + (50 / 500) * 20)
