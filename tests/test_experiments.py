@@ -290,7 +290,7 @@ def test_race_stops_every_clock_at_the_goal(monkeypatch):
         rng = np.random.default_rng(0)
         inputs = jnp.asarray(np.c_[rng.normal(size=(80, 3)), np.ones(80)])
         labels = jnp.argmax(inputs[:, :3] + 0.3 * jnp.asarray(rng.normal(size=(80, 3))), axis=1)
-        methods = {"SGD": kspfb_benchmark.sgd(40), "KSPFB": kspfb_benchmark.kspfb(60)}
+        methods = {"SGD": kspfb_benchmark.sgd(40), "KSPFB": kspfb_benchmark.kspfb(60, relative_damping=0.01)}
         kspfb_benchmark.compile_all(methods, inputs, labels)
         outcomes = kspfb_benchmark.race(methods, inputs, labels, goal=0.4, seed=0)
     assert outcomes["SGD"].to_goal is None and outcomes["SGD"].objective > 0.4 and len(outcomes["SGD"].chunks) == 2
