@@ -68,7 +68,7 @@ def scale_by_kspfb(
       update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
       label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
         1,000 labels it is that in any case.
-      label_examples: from how many examples of a batch, evenly spaced, A is updated; None for all of them.
+      label_examples: from how many examples of a batch, at random places, A is updated; None for all of them.
       order: of the labels in the bound; see `qbound.log_partition_bound`.
       output_axis: which axis of the weights is that of labels, if their shapes do not tell.
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import batches, checks, trees
@@ -133,6 +134,8 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
             mean = jnp.mean(factors.factor_input_values) * curvature.labels.mean_value()
             total = total + share * max(1.0, TYPICAL_BATCH / rows) * mean
         known = (total > 0) & (factors.factor_input_batches > 0)
+        if factors.factor_labels is not None:
+            known = known & (factors.factor_label_batches > 0)
         total: Array = jnp.where(known, total, jnp.nan)  # pyright: ignore[reportAssignmentType]
         scales = factors.factor_scales[:, None]
 
@@ -200,7 +203,9 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
 
     due = (count % options.update_every == 0) | (factors.factor_input_batches == 0)
     factors = jax.lax.cond(due, with_moments, lambda factors: factors, factors)
-    if options.label_examples is not None and weights.size > options.label_examples:
-        some = jnp.arange(options.label_examples) * weights.size // options.label_examples
-        return with_labels(factors, decay, logits[some], batches.normalised(weights[some]), options.order), weights.size
-    return with_labels(factors, decay, logits, weights, options.order), weights.size
+    rows = weights.size
+    if options.label_examples is not None and rows > options.label_examples:
+        # At random, since evenly spaced rows of sequences could all be padding.
+        some = np.sort(np.random.default_rng(0).choice(rows, options.label_examples, replace=False))
+        logits, weights = logits[some], batches.normalised(weights[some])
+    return with_labels(factors, decay, logits, weights, options.order), rows
