@@ -20,6 +20,7 @@ __all__ = [
     "choice",
     "float_array",
     "float_tree",
+    "fraction",
     "function",
     "integer",
     "is_number",
@@ -137,6 +138,13 @@ def nonnegative(name: str, number: Scalar) -> Scalar:
     if _is_number(name, number) and not 0 <= number < math.inf:
         raise ValueError(f"{name}: expected a finite number >= 0; got {number!r}")
     return number if is_number(number) else jnp.where(number >= 0, number, jnp.nan)
+
+
+def fraction(name: str, number: Scalar) -> Scalar:
+    """`number`, which must be in [0, 1): an error for a Python number, NaN for an array that is not."""
+    if _is_number(name, number) and not 0 <= number < 1:
+        raise ValueError(f"{name}: expected a number in [0, 1); got {number!r}")
+    return number if is_number(number) else jnp.where((number >= 0) & (number < 1), number, jnp.nan)
 
 
 def is_number(number: object) -> bool:

@@ -14,7 +14,12 @@ from qbound.types import Scalar
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-__all__ = ["HIGHEST", "add_to_diagonal", "gram", "solve_dense", "solve_factored"]
+__all__ = ["HIGHEST", "add_to_diagonal", "gram", "solve_dense", "solve_factored", "times"]
+
+
+def times(a: Array, b: Array) -> Array:
+    """The product of two arrays, of which one may be a vector."""
+    return jnp.matmul(a, b, precision=HIGHEST)
 
 
 def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:

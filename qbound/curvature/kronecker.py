@@ -128,6 +128,7 @@ class BohningLabels(LabelFactor):
 class Kronecker(Curvature):
     """C W = B W A for parameters W (e, n), with A of labels and B = U diag(values) U' of inputs.
 
+    On the columns of W, one below the other, that is A (x) B.
     Everything but `dense` and `factor` is two products with U and two with the eigenvectors of A.
     """
 

@@ -13,7 +13,7 @@ from qbound import checks
 from qbound.curvature.base import Curvature
 from qbound.curvature.roots import safe_sqrt
 from qbound.records import record, static
-from qbound.solve import HIGHEST, add_to_diagonal
+from qbound.solve import add_to_diagonal, times
 from qbound.types import Parameters, Scalar
 
 __all__ = ["LowRank", "vectors_of"]
@@ -45,11 +45,11 @@ class LowRank(Curvature):
 
     def quadratic(self, v):
         v, _ = ravel_pytree(self._vector("v", v))
-        return jnp.sum(self.scales * _times(self.basis, v) ** 2) + jnp.sum(self.diagonal * v**2)
+        return jnp.sum(self.scales * times(self.basis, v) ** 2) + jnp.sum(self.diagonal * v**2)
 
     def dense(self):
         checks.unbatched("curvature", self.basis, 2)
-        return _times(self.basis.T * self.scales[None, :], self.basis) + jnp.diag(self.diagonal)
+        return times(self.basis.T * self.scales[None, :], self.basis) + jnp.diag(self.diagonal)
 
     def factor(self):
         checks.unbatched("curvature", self.basis, 2)
@@ -69,11 +69,11 @@ class LowRank(Curvature):
         c = jnp.asarray(checks.positive("damping", damping), self.diagonal.dtype)
         root = jnp.sqrt(1 / (self.diagonal + c))
         b: Array = safe_sqrt(self.scales)[:, None] * self.basis * root[None, :]
-        cholesky = cho_factor(add_to_diagonal(_times(b, b.T), 1.0))
+        cholesky = cho_factor(add_to_diagonal(times(b, b.T), 1.0))
 
         def woodbury(g):
             y = root * g
-            return root * (y - _times(b.T, cho_solve(cholesky, _times(b, y))))
+            return root * (y - times(b.T, cho_solve(cholesky, times(b, y))))
 
         def solve(g):
             g, unravel = ravel_pytree(self._vector("g", g))
@@ -83,11 +83,7 @@ class LowRank(Curvature):
         return solve
 
     def _product(self, v):
-        return _times(self.basis.T, self.scales * _times(self.basis, v)) + self.diagonal * v
-
-
-def _times(a, b) -> Array:
-    return jnp.matmul(a, b, precision=HIGHEST)
+        return times(self.basis.T, self.scales * times(self.basis, v)) + self.diagonal * v
 
 
 def vectors_of(curvature: Curvature) -> tuple:

@@ -7,8 +7,7 @@ from jax.typing import ArrayLike
 from qbound import checks
 from qbound.bounds import log_partition_bound
 from qbound.curvature import LowRank
-from qbound.low_rank.compress import METHODS, Method, checked_rank, compress_rows
-from qbound.low_rank.row_by_row import Split
+from qbound.low_rank.compress import METHODS, Method, checked_rank, compress_rows, nothing
 from qbound.low_rank.sources import FeatureSource
 from qbound.quadratic import QuadraticBound
 from qbound.types import Order, working_dtype
@@ -39,8 +38,8 @@ def low_rank_bound(
       rank: k, the number of rows of V. Above d, with a warning, the rows beyond d are zero.
       method: how what does not fit into k directions is accounted for.
 
-        - "frequent_directions": in blocks of rows; D is a multiple of I, by which Sigma is exceeded at most. By far the
-          tightest and the fastest;
+        - "frequent_directions": in blocks of rows; D is a multiple of I, by which Sigma is exceeded at most. The
+          fastest and, from a rank of about n - 1 on, by far the tightest;
         - "exact": row by row, the least of k + 1 principal directions is moved to the diagonal;
         - "paper": Algorithm 3 of [WC20] with its errors corrected; see docs/theory.md. It does not get tighter with k.
 
@@ -49,7 +48,8 @@ def low_rank_bound(
       block_size: how many rows to take at a time, about; n - 1 come from each example. Any gives a bound.
 
     Returns:
-      A bound that holds globally. Its curvature has `basis` (k, d), `scales` (k,) and `diagonal` (d,).
+      A bound that holds globally. Its curvature has `basis` (k, d), `scales` (k,) and `diagonal` (d,); it is made by
+      eigendecompositions of matrices that may be singular, and is not meant to be differentiated.
 
     Example:
       >>> import jax
@@ -67,17 +67,18 @@ def low_rank_bound(
     features = checks.float_array("features", features, ["m", "n", "d"])
     features = features.astype(working_dtype(features))
     theta = checks.matching("theta", checks.float_array("theta", theta, ["d"]), features[0, 0])
-    rank = checked_rank(rank, theta.size)
+    rank = checked_rank(rank, theta.size, stacklevel=2)
     block_size = None if block_size is None else checks.integer("block_size", block_size)
     bounds = jax.vmap(lambda h: log_partition_bound(h, order=order))(features @ theta)
     m, _, d = features.shape
     weights = jnp.full((m,), 1 / m, features.dtype)
-    nothing = Split(jnp.zeros((rank, d), features.dtype), jnp.zeros(rank, features.dtype), jnp.zeros_like(theta))
     source = FeatureSource(bounds.curvature, weights, features)
     return QuadraticBound(
         value=jnp.mean(bounds.value),
         grad=jnp.einsum("mn,mnd->d", bounds.grad, features) / m,
-        curvature=LowRank(*compress_rows(source, nothing, method=method, block_size=block_size)),
+        curvature=LowRank(
+            *compress_rows(source, nothing(rank, d, features.dtype), method=method, block_size=block_size)
+        ),
         point=theta,
         majorizes="globally",
     )

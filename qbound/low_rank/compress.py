@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,20 @@ from qbound.low_rank import frequent_directions, row_by_row
 from qbound.low_rank.row_by_row import Split
 from qbound.low_rank.sources import RowSource, row_source, scan_rows
 
-__all__ = ["METHODS", "Method", "checked_rank", "compress_rows", "low_rank"]
+__all__ = ["METHODS", "Method", "checked_rank", "compress_rows", "low_rank", "nothing"]
 
 Method = Literal["paper", "exact", "frequent_directions"]
 METHODS = ("paper", "exact", "frequent_directions")
 
 
-def checked_rank(rank: int, size: int) -> int:
-    """The rank, with a warning if there are fewer parameters than that."""
+def checked_rank(rank: int, size: int, stacklevel: int) -> int:
+    """The rank, with a warning, `stacklevel` frames up, if there are fewer parameters than that."""
     rank = checks.integer("rank", rank)
     if rank > size:
         warnings.warn(
             f"rank: expected at most {size}, the number of parameters; got {rank}. The rows of the basis beyond "
             f"{size} are zero",
-            stacklevel=4,
+            stacklevel=stacklevel + 1,
         )
     return rank
 
@@ -46,7 +46,7 @@ def low_rank(
     parameters = vectors_of(curvature)
     size = trees.size(curvature.domain())
     dtype = jax.tree.leaves(curvature.domain())[0].dtype
-    first = Split(*_nothing(rank, size, dtype)) if start is None else Split(*_parts(start))
+    first = nothing(rank, size, dtype) if start is None else Split(*_parts(start))
     split = compress_rows(row_source(curvature), first, method=method, block_size=block_size)
     return LowRank(*split, parameters=parameters)
 
@@ -88,8 +88,9 @@ def _frequent_directions(source, start, block_size) -> Split:
     return Split(basis[::-1], scales[::-1], start.diagonal + sketch.delta)
 
 
-def _nothing(rank, size, dtype):
-    return jnp.zeros((rank, size), dtype), jnp.zeros(rank, dtype), jnp.zeros(size, dtype)
+def nothing(rank: int, size: int, dtype: Any) -> Split:
+    """Of no rows."""
+    return Split(jnp.zeros((rank, size), dtype), jnp.zeros(rank, dtype), jnp.zeros(size, dtype))
 
 
 def _parts(curvature: LowRank):

@@ -96,8 +96,8 @@ def append(sketch: Sketch, rows: Rows, block: int) -> Sketch:
 
 
 def _rounding(squares: Array) -> Array:
-    """What rounding can take away from the bound in one step."""
-    return 4 * jnp.finfo(squares.dtype).eps * jnp.max(squares)
+    """An allowance for rounding in one step: twice the most that was seen of it."""
+    return 16 * jnp.finfo(squares.dtype).eps * jnp.max(squares)
 
 
 def _shrink(gram: Float[Array, "m m"], k: int) -> _Shrunk:

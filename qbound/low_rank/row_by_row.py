@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qbound.curvature.roots import safe_sqrt
-from qbound.solve import HIGHEST
+from qbound.solve import times
 
 __all__ = ["Split", "append_exactly", "append_paper"]
 
@@ -29,12 +29,12 @@ def append_paper(split: Split, r: Float[Array, " d"]) -> Split:
     g is 0 but for rounding it is no direction: the row lies in the span.
     """
     v, s, d = split
-    p = _times(v, r)
-    g = r - _times(p, v)
-    again = _times(v, g)  # what rounding left of g in the span
-    p, g = p + again, g - _times(again, v)
+    p = times(v, r)
+    g = r - times(p, v)
+    again = times(v, g)  # what rounding left of g in the span
+    p, g = p + again, g - times(again, v)
     s, q = jnp.linalg.eigh(jnp.diag(s) + p[:, None] * p[None, :])
-    v = _times(q.T, v)
+    v = times(q.T, v)
     gg, rr = jnp.sum(g * g), jnp.sum(r * r)
     norm_g = safe_sqrt(gg)
     d = d + norm_g * safe_sqrt(jnp.sum(p * p))
@@ -50,25 +50,25 @@ def append_paper(split: Split, r: Float[Array, " d"]) -> Split:
 def append_exactly(split: Split, r: Float[Array, " d"]) -> Split:
     """The k + 1 rows S^(1/2) V and r in their exact principal directions, of which the least goes to the diagonal.
 
-    Nothing is split, so no cross terms have to be bounded; and any orthogonal combination of rows keeps their sum of
-    squares, so that rounding in the eigenvectors does not hurt the bound.
+    Nothing is split, so no cross terms have to be bounded. Any orthogonal combination of rows keeps their sum of
+    squares, so that eigenvectors need not be exact; that they are orthogonal only up to rounding is allowed for.
     """
     v, s, d = split
     root = safe_sqrt(s)
-    mixed = root * _times(v, r)
+    mixed = root * times(v, r)
     rr = jnp.sum(r * r)
     upper = jnp.concatenate([jnp.diag(s), mixed[:, None]], axis=1)
     lower = jnp.concatenate([mixed, rr[None]])[None, :]
     _, q = jnp.linalg.eigh(jnp.concatenate([upper, lower]))
-    rows = _times(q.T[:, :-1] * root[None, :], v) + q.T[:, -1:] * r[None, :]
+    rows = times(q.T[:, :-1] * root[None, :], v) + q.T[:, -1:] * r[None, :]
     s = jnp.sum(rows[1:] ** 2, axis=1)
-    return Split(rows[1:] / safe_sqrt(jnp.where(s > 0, s, 1))[:, None], s, d + _spread(rows[0]))
+    return Split(
+        rows[1:] / safe_sqrt(jnp.where(s > 0, s, 1))[:, None],
+        s,
+        d + _spread(rows[0]) + jnp.finfo(s.dtype).eps / 4 * jnp.max(s),
+    )
 
 
 def _spread(v: Array) -> Array:
     """The diagonal of a matrix above vv'."""
     return jnp.abs(v) * jnp.sum(jnp.abs(v))
-
-
-def _times(a, b) -> Array:
-    return jnp.matmul(a, b, precision=HIGHEST)

@@ -190,6 +190,6 @@ def _weighted_factor(logits: Curvature, weight: Array) -> Array:
         factor = factor[logits.order.permutation()]
     if isinstance(logits, (LargestFirst, Sequential)) and factor.shape[0] > 1:
         factor = factor[1:]
-    # A weight of 0 removes its example, even one that is infinite.
+    # A weight of 0 removes its example, even one whose logits are infinite; its inputs must be finite.
     weighted: Array = jnp.where(weight == 0, 0, safe_sqrt(weight) * factor)
     return weighted

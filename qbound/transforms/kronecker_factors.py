@@ -16,7 +16,7 @@ from qbound.bounds import log_partition_bound
 from qbound.curvature import Kronecker
 from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
 from qbound.models import linear_logits
-from qbound.solve import HIGHEST
+from qbound.solve import HIGHEST, times
 from qbound.types import Order, working_dtype
 
 __all__ = ["KspfbFactors", "curvature_of", "empty_factors", "layout_of", "with_inputs", "with_labels"]
@@ -83,8 +83,8 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
         candidates = [axis for axis in candidates if _takes(logits_fn, params, shape[1 - axis], shape[axis])]
     if len(candidates) != 1:
         raise ValueError(
-            f"output_axis: expected 0 or 1, the axis of labels of the weights of shape {shape}, which their shapes do "
-            "not tell; got None"
+            f"output_axis: expected 0 or 1, the axis of labels of weights of shape {shape}, since neither a bias nor a "
+            "model of (b, d) inputs, without features_fn, tells it; got None"
         )
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     return MatrixLayout(structure, shapes, candidates[0])
@@ -142,11 +142,12 @@ def with_labels(
 def with_inputs(
     factors: KspfbFactors, decay: Float[Array, ""], x: Float[Array, "b e"], weights: Float[Array, " b"], scaled: bool
 ) -> KspfbFactors:
-    """With the second moments of the inputs of a batch, in eigenvectors; as it was if they are not finite."""
+    """With the second moments of the inputs of a batch, in eigenvectors; as it was if they are not finite, or all 0."""
     # A weight of 0 removes its example, even one that is infinite.
     x = jnp.where(weights[:, None] == 0, 0, x)
-    new = jnp.matmul((weights[:, None] * x).T, x, precision=HIGHEST)
-    finite = jnp.all(jnp.isfinite(new))
+    new = times((weights[:, None] * x).T, x)
+    # Of inputs that are all 0 nothing can be learnt, and steps would be divided by the damping alone.
+    finite = jnp.all(jnp.isfinite(new)) & (jnp.trace(new) > 0)
     total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
     mean = jnp.where(finite, total / count, 0)
     scales = _scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])

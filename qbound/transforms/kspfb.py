@@ -68,7 +68,7 @@ def scale_by_kspfb(
       update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
       label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
         1,000 labels it is that in any case.
-      label_examples: from how many examples of a batch, at random places, A is updated; None for all of them.
+      label_examples: from how many examples of a batch, at random places, A is updated; None for all.
       order: of the labels in the bound; see `qbound.log_partition_bound`.
       output_axis: which axis of the weights is that of labels, if their shapes do not tell.
 
@@ -177,9 +177,7 @@ def kspfb(
         raise ValueError(
             "damping: expected l2 + damping + relative_damping > 0, because the curvature is singular; got 0 for all"
         )
-    checks.nonnegative("momentum", momentum)
-    if checks.is_number(momentum) and momentum >= 1:
-        raise ValueError(f"momentum: expected a number in [0, 1); got {momentum!r}")
+    checks.fraction("momentum", momentum)
     direction = kspfb_direction(
         KspfbOptions(
             logits_fn=logits_fn,
@@ -208,8 +206,7 @@ def _mean_of_directions(momentum: Scalar) -> optax.GradientTransformation:
 
     def update(updates, state, params=None):
         del params
-        m = jnp.asarray(momentum, state.kspfb_mean_weight.dtype)
-        m = jnp.where(m < 1, m, jnp.nan)
+        m = jnp.asarray(checks.fraction("momentum", momentum), state.kspfb_mean_weight.dtype)
         total = jax.tree.map(lambda old, new: m.astype(old.dtype) * old + new.astype(old.dtype), state[0], updates)
         weight = m * state.kspfb_mean_weight + 1
         return trees.cast_like(trees.scale(1 / weight, total), updates), KspfbMean(total, weight)

@@ -83,9 +83,7 @@ class KspfbOptions:
         checks.nonnegative("relative_damping", self.relative_damping)
         if self.features_fn is not None:
             checks.function("features_fn", self.features_fn)
-        checks.nonnegative("decay", self.decay)
-        if checks.is_number(self.decay) and self.decay >= 1:
-            raise ValueError(f"decay: expected a number in [0, 1); got {self.decay!r}")
+        checks.fraction("decay", self.decay)
         object.__setattr__(self, "update_every", checks.integer("update_every", self.update_every))
         checks.choice("label_curvature", self.label_curvature, ("bound", "bohning"))
         if self.label_examples is not None:
@@ -194,8 +192,7 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
     weights = batches.full_weights("example_weights", example_weights, logits.shape[:-1], dtype)
     weights = batches.normalised(weights).reshape(-1)
     x, logits = (jnp.asarray(leaf).reshape(weights.size, -1).astype(dtype) for leaf in (features, logits))
-    decay = jnp.asarray(checks.nonnegative("decay", options.decay), dtype)
-    decay = jnp.where(decay < 1, decay, jnp.nan)
+    decay = jnp.asarray(checks.fraction("decay", options.decay), dtype)
 
     def with_moments(factors):
         ones = [jnp.ones((weights.size, 1), dtype)] if layout.has_bias() else []
@@ -205,7 +202,10 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
     factors = jax.lax.cond(due, with_moments, lambda factors: factors, factors)
     rows = weights.size
     if options.label_examples is not None and rows > options.label_examples:
-        # At random, since evenly spaced rows of sequences could all be padding.
-        some = np.sort(np.random.default_rng(0).choice(rows, options.label_examples, replace=False))
+        # At random places: evenly spaced rows of sequences could all be at the same position.
+        some = np.random.default_rng(0).permutation(rows)
+        if example_weights is not None:  # those of weight 0, such as padding, last
+            some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)]
+        some = some[: options.label_examples]
         logits, weights = logits[some], batches.normalised(weights[some])
     return with_labels(factors, decay, logits, weights, options.order), rows

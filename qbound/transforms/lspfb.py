@@ -99,9 +99,9 @@ def lspfb(
     .. math:: \theta \leftarrow \theta - \eta_t\,
         \big(V_t^\top S_t V_t + D_t + (l_2 + \text{damping}) I\big)^{-1} (\nabla L + l_2 \theta)
 
-    The quadratic lies above that of `qbound.spfb`, so a learning rate of 1 is as safe, and steps are shorter: how much,
-    docs/theory.md says for each method and rank. It takes gradients of the **mean** loss without the l2 term, and
-    `inputs` in `update`, as `qbound.spfb` does. With batches of less than a few hundred, use `decay`.
+    Without `decay` the quadratic lies above that of `qbound.spfb`, so a learning rate of 1 is as safe, and steps are
+    shorter: how much, docs/theory.md says for each method and rank. It takes gradients of the **mean** loss without the
+    l2 term, and `inputs` in `update`, as `qbound.spfb` does. With batches of less than a few hundred, use `decay`.
 
     With `optax.inject_hyperparams`: `static_args=("logits_fn", "rank", "inputs_axes", "block_size")`.
 

@@ -69,8 +69,11 @@ class SpfbOptions:
                 f"got window={self.window!r} and {'no' if self.inputs_like is None else 'an'} inputs_like"
             )
         if self.precondition is not None:
-            if not isinstance(self.precondition, CurvatureTransform):
-                checks.function("precondition", self.precondition)
+            if not isinstance(self.precondition, CurvatureTransform) and not callable(self.precondition):
+                raise TypeError(
+                    "precondition: expected a function, or a transform made by scale_by_kspfb or scale_by_lspfb; got "
+                    f"{self.precondition!r}"
+                )
             if self.solver in ("dense", "woodbury"):
                 raise ValueError(f'precondition: expected None with solver={self.solver!r}, because only "cg" uses it')
         if self.microbatch_size is not None:

@@ -32,9 +32,7 @@ class SketchOptions:
     def __post_init__(self):
         object.__setattr__(self, "rank", checks.integer("rank", self.rank))
         checks.choice("method", self.method, METHODS)
-        checks.nonnegative("decay", self.decay)
-        if checks.is_number(self.decay) and self.decay >= 1:
-            raise ValueError(f"decay: expected a number in [0, 1); got {self.decay!r}")
+        checks.fraction("decay", self.decay)
         if self.block_size is not None:
             object.__setattr__(self, "block_size", checks.integer("block_size", self.block_size))
 
@@ -58,7 +56,7 @@ class SpfbSketch(NamedTuple):
 def first_sketch(options: SketchOptions, params: Any) -> SpfbSketch | None:
     """Before the first batch; None if none is carried. A decay that is an array is taken not to be 0."""
     size, dtype = trees.size(params), working_dtype(*jax.tree.leaves(params))
-    rank = checked_rank(options.rank, size) if size else options.rank
+    rank = checked_rank(options.rank, size, stacklevel=3) if size else options.rank
     if checks.is_number(options.decay) and options.decay == 0:
         return None
     return SpfbSketch(
@@ -72,8 +70,7 @@ def add_batch(
     """The low-rank curvature to make a step with, and the sketch after a batch of `curvature`."""
     if sketch is None:
         return _compressed(options, curvature, None), None
-    decay = jnp.asarray(options.decay, sketch.sketch_batches.dtype)
-    decay = jnp.where((decay >= 0) & (decay < 1), decay, jnp.nan)
+    decay = jnp.asarray(checks.fraction("decay", options.decay), sketch.sketch_batches.dtype)
     before = LowRank(sketch.sketch_basis, decay * sketch.sketch_scales, decay * sketch.sketch_diagonal)
     total = _compressed(options, curvature, before)
     count = decay * sketch.sketch_batches + 1

@@ -28,8 +28,8 @@ class SpfbInfo(NamedTuple):
       spfb_residual: |g - B s| / |g|, computed from the solution s of B s = g.
       spfb_converged: whether the residual is within `tolerance`; False where CG hit its limit.
       spfb_predicted_decrease: of the objective, by the quadratic, for a learning rate of 1.
-      spfb_step_length: what s was multiplied by, before the learning rate: less than 1 while a window fills and where
-        steps are limited, 0 if the update was skipped.
+      spfb_step_length: what s was multiplied by, before the learning rate: less than 1 while a window or a
+        sketch fills and where steps are limited, 0 if the update was skipped.
       spfb_nonfinite: whether the update was skipped, because gradient, logits or solution were not finite.
       spfb_nonfinite_total: how many updates were.
     """

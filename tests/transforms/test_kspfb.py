@@ -78,6 +78,8 @@ def test_square_weights_need_the_axis_of_labels():
     weights = p.params["weights"]
     with pytest.raises(ValueError, match=r"output_axis: expected 0 or 1, the axis of labels .*\(3, 3\)"):
         qbound.scale_by_kspfb(lambda w, x: x @ w.T, damping=0.1).init(weights)
+    with pytest.raises(ValueError, match=r"output_axis: expected 0 or 1, .*without features_fn"):
+        qbound.scale_by_kspfb(lambda w, x: x @ w, damping=0.1, features_fn=lambda w, x: x).init(weights[:2])
     tx = qbound.scale_by_kspfb(lambda w, x: x @ w.T, damping=0.1, output_axis=0)
     updates, _ = one_update(tx, weights, p.inputs)
     a = label_curvature(p.inputs @ weights.T)
@@ -171,7 +173,7 @@ def test_labels_come_from_some_examples():
     p = problems.linear(b=10)
     tx = qbound.scale_by_kspfb(problems.affine, damping=0.1, label_examples=4)
     updates, _ = one_update(tx, p.params, p.inputs)
-    some = p.inputs[np.random.default_rng(0).choice(10, 4, replace=False)]
+    some = p.inputs[np.random.default_rng(0).permutation(10)[:4]]
     expected = dense_solve(
         label_curvature(problems.affine(p.params, some)), moments(p.inputs), as_matrix(p.params), 0.1
     )
@@ -262,6 +264,29 @@ def test_numbers_that_are_not_finite_are_skipped_and_reported():
     updates, after = update(nan, after, p.params, inputs=p.inputs)
     np.testing.assert_array_equal(flat(updates), 0)
     assert after.kspfb_info.kspfb_nonfinite_total == 2
+
+
+def test_labels_come_from_examples_that_have_a_weight():
+    """One position of each sequence counts, as when only the last token has a label."""
+    p = problems.linear(b=60)
+    inputs, weights = p.inputs.reshape(3, 20, 4), jnp.zeros((3, 20)).at[:, -1].set(1.0)
+    tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.1, label_examples=4)
+    updates, _ = one_update(tx, p.params, inputs, example_weights=weights)
+    expected, _ = one_update(tx, p.params, inputs[:, -1])
+    np.testing.assert_allclose(flat(updates), flat(expected), rtol=1e-9)
+
+
+def test_inputs_that_are_all_zero_are_not_taken_for_known():
+    p = problems.linear(b=9)
+    weights = p.params["weights"]
+    tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=1e-4)
+    update = jax.jit(tx.update)
+    updates, state = update(weights, tx.init(weights), weights, inputs=0 * p.inputs)
+    np.testing.assert_array_equal(updates, 0)
+    _, state = update(weights, state, weights, inputs=p.inputs)
+    assert not state.kspfb_info.kspfb_nonfinite
+    np.testing.assert_allclose(state.kspfb_factors.factor_inputs, moments(p.inputs, bias=False))
+    assert state.kspfb_factors.factor_input_batches == 1
 
 
 def test_nothing_is_done_before_both_factors_are_known():

@@ -183,7 +183,7 @@ def test_preconditions_spfb(decay):
         ({"rank": 1.5}, TypeError, r"rank: expected an integer > 0; got 1.5"),
         ({"method": "svd"}, ValueError, r"method: expected one of 'paper', .*; got 'svd'"),
         ({"decay": 1.0}, ValueError, r"decay: expected a number in \[0, 1\); got 1.0"),
-        ({"decay": -0.5}, ValueError, r"decay: expected a finite number >= 0; got -0.5"),
+        ({"decay": -0.5}, ValueError, r"decay: expected a number in \[0, 1\); got -0.5"),
         ({"block_size": 0}, ValueError, r"block_size: expected an integer > 0; got 0"),
         ({"l2": 0.0}, ValueError, r"damping: expected l2 \+ damping > 0"),
         ({"logits_fn": 3}, TypeError, r"logits_fn: expected a function; got 3"),
