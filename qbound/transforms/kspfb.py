@@ -32,7 +32,7 @@ class KspfbMean(NamedTuple):
 def scale_by_kspfb(
     logits_fn: Callable[[Any, Any], Array],
     *,
-    damping: Scalar,
+    damping: Scalar = 1e-3,
     relative_damping: Scalar = 0.0,
     features_fn: Callable[[Any, Any], Array] | None = None,
     decay: Scalar = 0.9,
@@ -111,7 +111,7 @@ def kspfb(
     l2: Scalar = 0.0,
     damping: Scalar = 0.0,
     relative_damping: Scalar = 2.0,
-    momentum: Scalar = 0.9,
+    momentum: Scalar = 0.8,
     features_fn: Callable[[Any, Any], Array] | None = None,
     decay: Scalar = 0.9,
     update_every: int = 500,

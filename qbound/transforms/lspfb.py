@@ -36,9 +36,10 @@ def scale_by_lspfb(
     .. math:: s = \big(V^\top S V + D + \text{damping}\; I\big)^{-1} g, \qquad
         V^\top S V + D \succeq \tfrac1b \sum_j J_j^\top M_j J_j
 
-    V has `rank` rows, and D is diagonal. Memory is that of `rank` gradients: no matrix of all parameters, and no matrix
-    of all rows of the Jacobian either. For `qbound.linear_logits` no row is formed at all; for any other model each
-    example takes n - 1 `vjp`s, so that `qbound.scale_by_spfb` is cheaper where there are many labels.
+    V has `rank` rows, and D is diagonal. Memory grows with `rank` times the number of parameters: there is no matrix of
+    all parameters by all, and none of all rows of the Jacobian. For `qbound.linear_logits` no row is formed at all; for
+    any other model each example takes n - 1 `vjp`s, so that `qbound.scale_by_spfb` is cheaper where there are many
+    labels.
 
     `update` takes `inputs`, `example_weights`, `curvature_inputs`, `curvature_weights` and `value` as that of
     `qbound.scale_by_spfb` does. The transform can be the `precondition` of `qbound.spfb`.
