@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from qbound.bounds import log_partition_bound
 from qbound.curvature import Kronecker
@@ -120,23 +120,30 @@ def empty_factors(layout: MatrixLayout, bohning: bool, dtype) -> KspfbFactors:
     )
 
 
+LABEL_FIELDS = ("factor_labels", "factor_label_batches", "factor_label_values", "factor_label_vectors")
+
+
 def with_labels(
-    factors: KspfbFactors, decay: Float[Array, ""], logits: Array, weights: Float[Array, " b"], order: Order
+    factors: KspfbFactors,
+    due: Bool[Array, ""],
+    decay: Float[Array, ""],
+    logits: Float[Array, "b n"],
+    weights: Float[Array, " b"],
+    order: Order,
 ) -> KspfbFactors:
-    """With the label curvature of a batch, in eigenvectors; as it was if that is not finite, or if A is Böhning's."""
-    if factors.factor_labels is None:
-        return factors
-    new = mean_label_curvature(logits, weights, order)
-    finite = jnp.all(jnp.isfinite(new))
-    total, count = decay * factors.factor_labels + new, decay * factors.factor_label_batches + 1
-    values, vectors = _eigenvectors(jnp.where(finite, total / count, 0))
-    entered = factors._replace(
-        factor_labels=total,
-        factor_label_batches=count,
-        factor_label_values=values,
-        factor_label_vectors=vectors,
-    )
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
+    """If `due`, with the label curvature of a batch, in eigenvectors; as it was if that is not finite."""
+
+    def enter(old):
+        new = mean_label_curvature(logits, weights, order)
+        finite = jnp.all(jnp.isfinite(new))
+        total, count = decay * old["factor_labels"] + new, decay * old["factor_label_batches"] + 1
+        values, vectors = _eigenvectors(jnp.where(finite, total / count, 0))
+        entered = dict(zip(LABEL_FIELDS, (total, count, values, vectors), strict=True))
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, old)
+
+    # No more than these, so that nothing of the inputs is copied.
+    old = {name: getattr(factors, name) for name in LABEL_FIELDS}
+    return factors._replace(**jax.lax.cond(due, enter, lambda old: old, old))
 
 
 def with_inputs(

@@ -38,6 +38,7 @@ def scale_by_kspfb(
     decay: Scalar = 0.9,
     update_every: int = 500,
     label_curvature: LabelCurvature = "bound",
+    label_every: int = 4,
     label_examples: int | None = 256,
     order: Order = "max_first",
     output_axis: int | None = None,
@@ -64,10 +65,11 @@ def scale_by_kspfb(
         columns of large numbers do not set the damping of the others.
       features_fn: from parameters and inputs to what the weights are applied to, (b, d) or (..., d); by default the
         inputs themselves.
-      decay: of the running averages, in [0, 1): of A in every step, of B whenever it is updated.
+      decay: of the running averages, in [0, 1), whenever they are updated.
       update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
       label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
         1,000 labels it is that in any case.
+      label_every: after how many steps A is updated.
       label_examples: from how many examples of a batch, at random places, A is updated; None for all.
       order: of the labels in the bound; see `qbound.log_partition_bound`.
       output_axis: which axis of the weights is that of labels, if their shapes do not tell.
@@ -97,6 +99,7 @@ def scale_by_kspfb(
             decay=decay,
             update_every=update_every,
             label_curvature=label_curvature,
+            label_every=label_every,
             label_examples=label_examples,
             order=order,
             output_axis=output_axis,
@@ -116,6 +119,7 @@ def kspfb(
     decay: Scalar = 0.9,
     update_every: int = 500,
     label_curvature: LabelCurvature = "bound",
+    label_every: int = 4,
     label_examples: int | None = 256,
     order: Order = "max_first",
     output_axis: int | None = None,
@@ -130,8 +134,8 @@ def kspfb(
     is not an upper bound, and steps are not certified: for that there is `qbound.spfb`.
 
     Gradients are those of the **mean** loss without the l2 term, and `update` takes `inputs`, as `qbound.spfb` does.
-    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "label_examples",
-    "output_axis")`.
+    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "label_every",
+    "label_examples", "output_axis")`.
 
     Args:
       learning_rate: eta, a number or an optax schedule; best one that decays from 2 to 0.
@@ -144,6 +148,7 @@ def kspfb(
       decay: of the running averages.
       update_every: after how many steps the factor of inputs is updated.
       label_curvature: "bound" or "bohning".
+      label_every: after how many steps the factor of labels is updated.
       label_examples: from how many examples of a batch the factor of labels is updated.
       order: of the labels.
       output_axis: which axis of the weights is that of labels.
@@ -188,6 +193,7 @@ def kspfb(
             decay=decay,
             update_every=update_every,
             label_curvature=label_curvature,
+            label_every=label_every,
             label_examples=label_examples,
             order=order,
             output_axis=output_axis,

@@ -74,6 +74,7 @@ class KspfbOptions:
     decay: Scalar
     update_every: int
     label_curvature: LabelCurvature
+    label_every: int
     label_examples: int | None
     order: Order
     output_axis: int | None
@@ -86,6 +87,7 @@ class KspfbOptions:
         checks.fraction("decay", self.decay)
         object.__setattr__(self, "update_every", checks.integer("update_every", self.update_every))
         checks.choice("label_curvature", self.label_curvature, ("bound", "bohning"))
+        object.__setattr__(self, "label_every", checks.integer("label_every", self.label_every))
         if self.label_examples is not None:
             object.__setattr__(self, "label_examples", checks.integer("label_examples", self.label_examples))
         checks.choice("order", self.order, ("descending", "max_first", "given"))
@@ -201,6 +203,8 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
     due = (count % options.update_every == 0) | (factors.factor_input_batches == 0)
     factors = jax.lax.cond(due, with_moments, lambda factors: factors, factors)
     rows = weights.size
+    if factors.factor_labels is None:
+        return factors, rows
     if options.label_examples is not None and rows > options.label_examples:
         # At random places: evenly spaced rows of sequences could all be at the same position.
         some = np.random.default_rng(0).permutation(rows)
@@ -208,4 +212,5 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
             some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)]
         some = some[: options.label_examples]
         logits, weights = logits[some], batches.normalised(weights[some])
-    return with_labels(factors, decay, logits, weights, options.order), rows
+    due = (count % options.label_every == 0) | (factors.factor_label_batches == 0)
+    return with_labels(factors, due, decay, logits, weights, options.order), rows
