@@ -173,7 +173,7 @@ def kspfb(
       ...     updates, state = update(jax.grad(loss)(params), state, params, inputs=x)
       ...     params = optax.apply_updates(params, updates)
       >>> print(f"{loss(params):.2f}")
-      0.17
+      0.19
     """
     numbers = {"l2": l2, "damping": damping, "relative_damping": relative_damping}
     for name, number in numbers.items():
