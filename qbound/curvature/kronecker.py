@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from qbound import checks
 from qbound.curvature.base import Curvature
@@ -48,12 +48,14 @@ class MatrixLayout:
 
     def to_tree(self, matrix: Float[Array, "e n"]) -> Any:
         """The inverse of `to_matrix`."""
+        leaves = zip(self.leaves(matrix), self.shapes, strict=True)
+        return self.structure.unflatten([leaf.astype(like.dtype) for leaf, like in leaves])
+
+    def leaves(self, matrix: Shaped[Array, "e n"]) -> list[Array]:
+        """The parts of a matrix that are the leaves of the tree."""
         weights = matrix[:-1] if self.has_bias() else matrix
         weights = weights if self.output_axis == 1 else weights.T
-        leaves = [weights if len(leaf.shape) == 2 else matrix[-1] for leaf in self.shapes]
-        return self.structure.unflatten(
-            [leaf.astype(like.dtype) for leaf, like in zip(leaves, self.shapes, strict=True)]
-        )
+        return [weights if len(leaf.shape) == 2 else matrix[-1] for leaf in self.shapes]
 
 
 class LabelFactor(abc.ABC):
@@ -175,8 +177,4 @@ class Kronecker(Curvature):
     def _places(self):
         """For each parameter, in the order of the leaves of the tree, its place in the matrix."""
         e, n = self.values.size, self.labels.dense().shape[0]
-        place = jnp.arange(e * n).reshape(e, n)
-        weights = place[:-1] if self.layout.has_bias() else place
-        weights = weights if self.layout.output_axis == 1 else weights.T
-        leaves = [weights if len(leaf.shape) == 2 else place[-1] for leaf in self.layout.shapes]
-        return ravel_pytree(leaves)[0]
+        return ravel_pytree(self.layout.leaves(jnp.arange(e * n).reshape(e, n)))[0]

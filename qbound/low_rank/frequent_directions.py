@@ -6,7 +6,8 @@ with delta = theta_{k+1} less than it had, the others go, and Delta grows by del
 
   A'A <= B'B + Delta I,    (k + 1) Delta <= |A|^2 - |B|^2,    (k + 1 - j) Delta <= |A - A_j|^2 for every j <= k,
 
-with A_j the best approximation of rank j. Everything is done in the space of the k + c rows. [L13, GLPW16]
+with A_j the best approximation of rank j. Everything is done in the space of the k + c rows. The method is
+that of Liberty (2013), its limits are those of Ghashami, Liberty, Phillips and Woodruff (2016).
 
 For large blocks an eigendecomposition would be most of the cost. There, the directions are those of two subspace
 iterations from the last sketch. They need not be exact, because a Cholesky factorisation decides whether the bound
@@ -96,7 +97,7 @@ def append(sketch: Sketch, rows: Rows, block: int) -> Sketch:
 
 
 def _rounding(squares: Array) -> Array:
-    """An allowance for rounding in one step: twice the most that was seen of it."""
+    """An allowance for rounding in one step."""
     return 16 * jnp.finfo(squares.dtype).eps * jnp.max(squares)
 
 
