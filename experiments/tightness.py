@@ -1,6 +1,6 @@
 """How tight the low-rank bounds are on real images, at full size: 785 x 10 parameters.
 
-    python -m experiments.tightness [--data DIR]
+    python -m experiments.tightness [--data-dir DIR]
 
 The curvature Sigma of a batch of Fashion-MNIST, at weights part of the way through training, and the bounds V'SV + D
 above it of each method and rank k. What is shown of each, with L for V'SV + D and c for l2:
@@ -35,8 +35,8 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 import qbound
+from experiments.data import DataError, load, with_intercept
 from experiments.digits import cross_entropy
-from experiments.images import images
 from experiments.plots import save, two_panels
 from qbound.batches import curvature_by_example
 from qbound.low_rank import METHODS, Method, low_rank
@@ -378,10 +378,14 @@ def main() -> None:
     from configs.tightness import config
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", metavar="DIR", help="a folder that has the files; see experiments/images.py")
+    parser.add_argument("--data-dir", metavar="DIR", help="a folder that has the files; see experiments/data.py")
     settings = config()
+    try:
+        data = load(settings.data_set, data_dir=parser.parse_args().data_dir)
+    except DataError as error:
+        parser.error(str(error))
     count = settings.batch * (1 + settings.training_steps)
-    inputs, labels = images(settings.data_set, count=count, directory=parser.parse_args().data)
+    inputs, labels = jnp.asarray(with_intercept(data.train_inputs[:count])), jnp.asarray(data.train_labels[:count])
     print(f"{settings.data_set}, {settings.batch} images, labels {settings.order}:")
     params = trained(settings, inputs, labels)
     loss = cross_entropy(params, inputs[: settings.batch], labels[: settings.batch])

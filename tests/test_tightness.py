@@ -1,8 +1,6 @@
-"""The images are read as they should be, and how tight a bound is agrees with dense linear algebra."""
+"""How tight a bound is agrees with dense linear algebra."""
 
 import dataclasses
-import gzip
-import hashlib
 import importlib
 
 import jax
@@ -11,101 +9,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from experiments import images as loader
 from experiments import tightness
 from experiments.digits import digits
 from tests import reference
-
-IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
-PIXELS = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
-SHOWN = np.array([3, 1, 4, 1, 5], np.uint8)
-
-
-def _idx(array):
-    lengths = np.asarray(array.shape, ">u4").tobytes()
-    return gzip.compress(bytes([0, 0, 8, array.ndim]) + lengths + array.tobytes(), mtime=0)
-
-
-def _sum(content):
-    return hashlib.sha256(content).hexdigest()
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with five images called KMNIST, the sums of which are expected."""
-    contents = {IMAGES: _idx(PIXELS), LABELS: _idx(SHOWN)}
-    (tmp_path / "kmnist").mkdir()
-    for file, content in contents.items():
-        (tmp_path / "kmnist" / file).write_bytes(content)
-    data = loader.DataSet((tmp_path / "kmnist").as_uri(), _sum(contents[IMAGES]), _sum(contents[LABELS]))
-    monkeypatch.setitem(loader.DATA_SETS, "kmnist", data)
-    monkeypatch.delenv("QBOUND_DATA", raising=False)
-    return tmp_path
-
-
-def test_images_are_pixels_with_a_one_at_the_end(folder):
-    inputs, labels = loader.images("kmnist", directory=str(folder))
-    assert (inputs.shape, inputs.dtype, labels.dtype) == ((5, 785), jnp.float32, jnp.int32)
-    np.testing.assert_allclose(inputs[:, :-1], PIXELS.reshape(5, -1) / 255, rtol=1e-6)
-    np.testing.assert_array_equal(inputs[:, -1], 1)
-    np.testing.assert_array_equal(labels, SHOWN)
-
-
-def test_images_are_those_of_the_environment_variable(folder, monkeypatch):
-    monkeypatch.setenv("QBOUND_DATA", str(folder))
-    inputs, labels = loader.images("kmnist", count=2)
-    assert inputs.shape == (2, 785)
-    np.testing.assert_array_equal(labels, SHOWN[:2])
-    with pytest.raises(ValueError, match="count: expected at least 1 and at most 5, all images of kmnist; got 6"):
-        loader.images("kmnist", count=6)
-    with pytest.raises(ValueError, match="name: expected one of fashion_mnist, kmnist; got 'mnist'"):
-        loader.images("mnist")
-
-
-def test_file_with_another_sum_is_refused_by_name(folder):
-    path = folder / "kmnist" / LABELS
-    good = _sum(path.read_bytes())
-    path.write_bytes(_idx(SHOWN + 1))
-    with pytest.raises(ValueError, match=f"{path}: expected the sha256 {good}; found {_sum(path.read_bytes())}"):
-        loader.images("kmnist", directory=str(folder))
-
-
-def test_file_of_another_format_is_refused_by_name(folder, monkeypatch):
-    path = folder / "kmnist" / IMAGES
-    path.write_bytes(_idx(SHOWN))
-    monkeypatch.setitem(loader.DATA_SETS, "kmnist", loader.DATA_SETS["kmnist"]._replace(images_sum=_sum(_idx(SHOWN))))
-    with pytest.raises(ValueError, match=f"{path}: expected bytes with 3 axes, 00000803 at the start; found 00000801"):
-        loader.images("kmnist", directory=str(folder))
-
-
-def test_missing_file_is_named_with_where_to_get_it(folder):
-    path = folder / "kmnist" / IMAGES
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=f"{path}: expected a file of kmnist there; found none.* file://"):
-        loader.images("kmnist", directory=str(folder))
-
-
-def test_download_goes_to_the_cache_once(folder, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(folder / "home"))
-    cache = folder / "home" / ".cache" / "qbound" / "kmnist"
-    for times in (1, 0):
-        _, labels = loader.images("kmnist")
-        np.testing.assert_array_equal(labels, SHOWN)
-        assert capsys.readouterr().out.count("train-images") == times
-    assert sorted(path.name for path in cache.iterdir()) == [IMAGES, LABELS]
-
-
-def test_failed_download_leaves_nothing_behind(folder, monkeypatch):
-    monkeypatch.setenv("HOME", str(folder / "home"))
-    cache = folder / "home" / ".cache" / "qbound" / "kmnist"
-    source = folder / "kmnist" / IMAGES
-    source.write_bytes(source.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=f"{source.as_uri()}: expected the sha256"):
-        loader.images("kmnist")
-    source.unlink()
-    with pytest.raises(OSError, match=f"{source.as_uri()}: expected a file to download; found .*QBOUND_DATA"):
-        loader.images("kmnist")
-    assert not list(cache.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """KSPFB against SGD, by the step, and against Adam, to a goal on the clock.
 
-    python -m experiments.benchmarks.kspfb [--runs N] [--data DIR]
+    python -m experiments.benchmarks.kspfb [--runs N] [--data-dir DIR]
 
 Fashion-MNIST, 60,000 images, 785 inputs, 10 labels, l2 = 1e-4, batches of 1,000, float32. All methods take turns in
 chunks of 20 steps, each chunk one compiled loop on the same batches, which are gathered beforehand. The clock of a
@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 import qbound
-from experiments.images import images
+from experiments.data import DataError, load, with_intercept
 
 __all__ = ["Method", "adam", "kspfb", "race", "sgd"]
 
@@ -150,9 +150,13 @@ def main() -> int:
     """Print what a step costs and who arrives when; the exit code says whether both limits were kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="races, each on other batches")
-    parser.add_argument("--data", help="folder with fashion_mnist/*.gz; by default they are downloaded")
+    parser.add_argument("--data-dir", help="folder with fashion_mnist/*.gz; by default they are downloaded")
     arguments = parser.parse_args()
-    inputs, labels = images("fashion_mnist", directory=arguments.data)
+    try:
+        data = load("fashion_mnist", data_dir=arguments.data_dir)
+    except DataError as error:
+        parser.error(str(error))
+    inputs, labels = jnp.asarray(with_intercept(data.train_inputs)), jnp.asarray(data.train_labels)
     epoch = len(inputs) // BATCH
     methods = {
         "SGD": sgd(KSPFB_EPOCHS * epoch),

@@ -1,6 +1,6 @@
 """What a low-rank bound costs and how tight it is: frequent directions against the paper's construction.
 
-    python -m experiments.benchmarks.low_rank [--budget SECONDS] [--data DIR]
+    python -m experiments.benchmarks.low_rank [--budget SECONDS] [--data-dir DIR]
 
 A batch of 1,000 images of Fashion-MNIST, 785 inputs, 10 labels: 7,850 parameters; float32. Candidates take turns. The
 paper's construction goes row by row: it is timed on a tenth of the batch, and its time multiplied by ten.
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import qbound
 from experiments.benchmarks.timing import compare
-from experiments.images import images
+from experiments.data import DataError, load, with_intercept
 from qbound.batches import curvature_by_example
 from qbound.low_rank import low_rank
 
@@ -27,9 +27,11 @@ SPEED_LIMIT, TIGHTNESS_LIMIT = 50.0, 100.0
 BATCH, PART = 1000, 100
 
 
-def problem(directory: str | None) -> tuple[jax.Array, jax.Array]:
+def problem(data_dir: str | None) -> tuple[jax.Array, jax.Array]:
     """Weights after a step of SPFB from zero, and a batch."""
-    inputs, labels = images("fashion_mnist", count=2 * BATCH, directory=directory)
+    data = load("fashion_mnist", data_dir=data_dir)
+    inputs, labels = with_intercept(data.train_inputs[: 2 * BATCH]), data.train_labels[: 2 * BATCH]
+    inputs, labels = jnp.asarray(inputs), jnp.asarray(labels)
     weights = jnp.zeros((inputs.shape[1], 10))
     tx = qbound.spfb(1.0, qbound.linear_logits, l2=1e-4)
     x, y = inputs[BATCH:], labels[BATCH:]
@@ -69,9 +71,12 @@ def main() -> int:
     """Print two tables; the exit code says whether both limits were kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of measuring")
-    parser.add_argument("--data", help="folder with fashion_mnist/*.gz; by default they are downloaded")
+    parser.add_argument("--data-dir", help="folder with fashion_mnist/*.gz; by default they are downloaded")
     arguments = parser.parse_args()
-    weights, inputs = problem(arguments.data)
+    try:
+        weights, inputs = problem(arguments.data_dir)
+    except DataError as error:
+        parser.error(str(error))
 
     first = "frequent directions, k = 10"
     candidates = {

@@ -1,0 +1,1 @@
+"""Adult: see README.md."""

@@ -1,0 +1,1 @@
+"""Fashion-MNIST: see README.md."""

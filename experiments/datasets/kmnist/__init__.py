@@ -1,0 +1,1 @@
+"""KMNIST: see README.md."""
