@@ -1,6 +1,7 @@
 # make demo   trains a classifier with SGD and with SPFB, and draws both
 # make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
 # make bench  measures cost, as ratios in one run
+# make reproduce   the experiments of the paper, and more, from raw data to figures; QUICK=1 for a look in 5 minutes
 #
 # Needs Python >= 3.11, make and a package index. The first run creates .venv; later ones start at once.
 
@@ -13,7 +14,7 @@ WHEEL_INSTALLED := .venv-wheel/.installed
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types doctest unit wheel bench format clean
+.PHONY: help install demo test lint types doctest unit wheel bench reproduce format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -66,6 +67,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.mm
 	$(BIN)/python -m experiments.benchmarks.low_rank
 	$(BIN)/python -m experiments.benchmarks.kspfb
+
+# QBOUND_DATA_DIR names a folder with the raw data; without it they are downloaded. It goes on where it was interrupted.
+reproduce: $(INSTALLED)
+	$(BIN)/python -m experiments.reproduce $(if $(QUICK),--quick)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,9 @@ from experiments.benchmarks import timing
 from tests import reference
 
 CONFIGS = sorted(
-    path.stem for path in (Path(__file__).parent.parent / "configs").glob("*.py") if path.stem != "__init__"
+    path.stem
+    for path in (Path(__file__).parent.parent / "configs").glob("*.py")
+    if path.stem not in ("__init__", "common")
 )
 
 

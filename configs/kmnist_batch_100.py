@@ -1,0 +1,12 @@
+"""KMNIST in batches of 100: where the curvature of a batch biases its own step, and what mends it.
+
+Command: python -m experiments.run configs/kmnist_batch_100.py [--data-dir DIR]
+"""
+
+from configs.common import small_batches
+from experiments.experiment import Experiment
+
+
+def config() -> Experiment:
+    """The settings of the comparison."""
+    return small_batches("kmnist", 100)

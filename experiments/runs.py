@@ -1,0 +1,177 @@
+"""A run as a folder: what was asked, what was found, where, and enough to go on after an interruption.
+
+config.json        the run; its hash is in the name of the folder
+environment.json   for every start of the run: commit, whether files differed from it, versions, device
+metrics.jsonl      one record a line; the same for the same run, byte by byte, however often it was interrupted
+timing.jsonl       seconds of training, one line for each record
+checkpoint.npz     parameters and state after the last record; parameters alone once the run has ended
+result.json        how the run ended; a run that has this is not repeated
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.methods import first_state, numbers
+from experiments.train import Problem, Run, Snapshot, train
+
+__all__ = ["Result", "environment", "folder_of", "perform", "read_lines", "read_result", "write_json"]
+
+METRICS, TIMING, CHECKPOINT, RESULT = "metrics.jsonl", "timing.jsonl", "checkpoint.npz", "result.json"
+PACKAGES = ("jax", "jaxlib", "optax", "numpy", "qbound")
+
+
+class Result(NamedTuple):
+    """How a run ended, and its last record."""
+
+    ended: str
+    step: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+def folder_of(run: Run, parent: Path) -> Path:
+    """Of a name that tells runs apart, and a hash that tells configurations apart."""
+    text = json.dumps(dataclasses.asdict(run), sort_keys=True)
+    name = f"{run.split}-{run.learning_rate:g}-{run.schedule}-{run.l2:g}-{run.damping:g}-seed{run.seed}"
+    return parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def perform(
+    run: Run, problem: Callable[[], Problem], folder: Path, show: Callable[[Snapshot], None] = lambda _: None
+) -> Result:
+    """The result of a run: read if it has ended, gone on with if it was interrupted, else made.
+
+    `problem` is called only if there is something to train.
+    """
+    if (found := read_result(folder)) is not None:
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", dataclasses.asdict(run))
+    starts = json.loads((folder / "environment.json").read_text()) if (folder / "environment.json").exists() else []
+    write_json(folder / "environment.json", [*starts, {**environment(), "seed": run.seed}])
+    data = problem()
+    start = _restore(run, data, folder)
+    for file in (METRICS, TIMING):
+        _drop_lines_after(folder / file, -1 if start is None else start.step)
+    for snapshot in train(run, data, start):
+        epoch = snapshot.step * run.batch / len(data.train.labels)
+        _append(folder / METRICS, {"step": snapshot.step, "epoch": epoch, **snapshot.metrics})
+        _append(folder / TIMING, {"step": snapshot.step, "seconds": snapshot.seconds})
+        show(snapshot)
+        if snapshot.ended is None:
+            _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params, "state": snapshot.state})
+            continue
+        # The result before the last checkpoint: without the result, the run goes on from a checkpoint with a state.
+        found = Result(snapshot.ended, snapshot.step, snapshot.seconds, snapshot.metrics)
+        write_json(folder / RESULT, {**found._asdict(), "metrics": _without_nan(found.metrics)})
+        _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params})
+        return found
+    raise AssertionError("a run ends with a snapshot that says how")
+
+
+def read_result(folder: Path) -> Result | None:
+    """None if the run has not ended."""
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    found = Result(**json.loads(path.read_text()))
+    return found._replace(metrics=_with_nan(found.metrics))
+
+
+def read_lines(folder: Path) -> list[dict[str, float]]:
+    """The records of a run, each with its seconds."""
+    metrics, timing = (
+        [json.loads(line) for line in (folder / file).read_text().splitlines()] for file in (METRICS, TIMING)
+    )
+    return [_with_nan({**one, **other}) for one, other in zip(metrics, timing, strict=True)]
+
+
+def _without_nan(record: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no word for numbers that are not finite but null."""
+    return {name: value if math.isfinite(value) else None for name, value in record.items()}
+
+
+def _with_nan(record: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in record.items()}
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f"{path.name}.part")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def _append(path: Path, record: dict[str, float]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """Those that a run wrote after its last checkpoint, the last perhaps in part."""
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            if json.loads(line)["step"] > step:
+                break
+        except json.JSONDecodeError:
+            break
+        kept.append(line + "\n")
+    path.write_text("".join(kept))
+
+
+def _save(path: Path, snapshot: Snapshot, kept: Any) -> None:
+    arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(kept))}
+    temporary = path.with_name("checkpoint.part.npz")
+    np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays)
+    os.replace(temporary, path)
+
+
+def _restore(run: Run, problem: Problem, folder: Path) -> Snapshot | None:
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    params = jax.ShapeDtypeStruct((problem.train.inputs.shape[1], problem.classes), np.float32)
+    setting = numbers(run.learning_rate, run.schedule, 1, run.l2, run.damping)
+    state = jax.eval_shape(functools.partial(first_state, run.method), setting, params)
+    treedef = jax.tree.structure({"params": params, "state": state})
+    with np.load(path) as file:
+        leaves = [jax.numpy.asarray(file[f"leaf{i}"]) for i in range(treedef.num_leaves)]
+        kept = jax.tree.unflatten(treedef, leaves)
+        return Snapshot(int(file["step"]), float(file["seconds"]), kept["params"], kept["state"], {}, None)
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """What the numbers may depend on beside the run."""
+    device = jax.devices()[0]
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": (status := _git("status", "--porcelain")) is None or status != "",
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "device": f"{device.platform}, {device.device_kind}, {os.cpu_count()} cores",
+        "machine": platform.platform(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """None without git, or outside a clone."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
