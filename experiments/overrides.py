@@ -12,12 +12,15 @@ from experiments.errors import UserError
 
 __all__ = ["load_config", "override"]
 
+ROOT = Path(__file__).parent.parent
+
 
 def load_config(path: str, kind: type) -> Any:
-    """What `config()` of a Python file returns, which must be a `kind`."""
-    file = Path(path)
+    """What `config()` of a Python file returns, which must be a `kind`; the path may be one from the project's root."""
+    file = Path(path) if Path(path).is_file() else ROOT / path
     if not file.is_file():
-        known = sorted(str(other) for other in Path("configs").glob("*.py") if other.stem not in ("__init__", "common"))
+        files = sorted((ROOT / "configs").glob("*.py"))
+        known = [f"configs/{other.name}" for other in files if other.stem not in ("__init__", "common")]
         raise UserError(f"{path}: expected a file with a configuration; found none. There are: {', '.join(known)}")
     spec = importlib.util.spec_from_file_location(f"configs.{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -54,10 +57,7 @@ def _value(name: str, text: str, hint: Any, before: Any) -> Any:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and dataclasses.is_dataclass(parts[0]):
         known = {item.label: item for item in before}
-        wanted = text.split(",")
-        if unknown := [label for label in wanted if label not in known]:
-            raise UserError(f"{name}: expected labels among {', '.join(known)}; got {', '.join(unknown)}")
-        return tuple(known[label] for label in wanted)
+        return tuple(known[label] for label in _labels(name, text, list(known)))
     if origin is tuple:
         return tuple(_value(name, part, parts[0], None) for part in text.split(","))
     if origin is typing.Literal:
@@ -76,3 +76,15 @@ def _value(name: str, text: str, hint: Any, before: Any) -> Any:
         return hint(text)
     except ValueError as error:
         raise UserError(f"{name}: expected {hint.__name__}; got {text!r}") from error
+
+
+def _labels(name: str, text: str, known: list[str]) -> list[str]:
+    """Labels with commas between them, and some within them: the longest that fits comes first."""
+    found, rest = [], text.strip()
+    while rest:
+        fits = [label for label in known if rest == label or rest.startswith(f"{label},")]
+        if not fits:
+            raise UserError(f"{name}: expected labels among {'; '.join(known)}; got {rest!r}")
+        found.append(max(fits, key=len))
+        rest = rest[len(found[-1]) :].lstrip(",").lstrip()
+    return found

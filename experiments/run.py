@@ -1,10 +1,10 @@
 """Tune and train the methods of one configuration, and draw them.
 
-    python -m experiments.run configs/fashion_mnist.py [field=value ...] [--data-dir DIR]
+    python -m experiments.run [configs/fashion_mnist.py] [field=value ...] [--data-dir DIR]
 
-For example `seeds=2 seconds=10 contenders=SGD,SPFB`. Results are in the folder `output`, by the name of the
-configuration: a folder for every run, summary.json, a picture and a table. What has been run before is not repeated;
-after an interruption, the same command goes on from where it was.
+For example `seeds=2 seconds=10 contenders=SGD,SPFB`. Without a file it is scikit-learn's digits. Results are in the
+folder `output`, by the name of the configuration: a folder for every run, summary.json, a picture and a table. What has
+been run before is not repeated; after an interruption, the same command goes on from where it was.
 """
 
 import argparse
@@ -17,14 +17,18 @@ from experiments.report import draw_summaries, read_summary, table
 
 __all__ = ["main"]
 
+DEFAULT = "configs/digits.py"  # needs no download
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a Python file of configs/")
+    parser.add_argument("config", nargs="?", default=DEFAULT, help=f"a Python file of configs/; by default {DEFAULT}")
     parser.add_argument("changes", nargs="*", metavar="field=value", help="changes to the configuration")
     parser.add_argument("--data-dir", help="folder with the raw files of the data sets; by default they are downloaded")
     given = parser.parse_args(arguments)
+    if "=" in given.config:  # the file was left out
+        given.changes, given.config = [given.config, *given.changes], DEFAULT
 
     def command() -> int:
         experiment = override(load_config(given.config, Experiment), given.changes)

@@ -24,6 +24,7 @@ from experiments import run as command
 from experiments.data import Data, load
 from experiments.experiment import Contender, Experiment
 from experiments.methods import Method
+from experiments.overrides import load_config, override
 from experiments.robustness import Robustness
 from experiments.train import Problem, Rows, Run
 
@@ -483,7 +484,10 @@ def test_reproduction_in_small_draws_everything_and_goes_on_where_it_was(tmp_pat
         (["configs/digits.py", "seeds=0"], "seeds: expected a number above 0; got 0"),
         (["configs/digits.py", "intercept=maybe"], "intercept: expected True or False; got 'maybe'"),
         (["configs/digits.py", "select=luck"], "select: expected one of validation, test; got 'luck'"),
-        (["configs/digits.py", "contenders=SGD,Magic"], "contenders: expected labels among SGD, SPFB, SPFB, window"),
+        (
+            ["configs/digits.py", "contenders=SGD,Magic"],
+            "contenders: expected labels among SGD; SPFB; SPFB, window; KSPFB; got 'Magic'",
+        ),
         (["configs/digits.py", "data_set=mnist"], "name: expected one of digits, adult"),
         (["configs/digits.py", "batch=5000"], "batch: expected at most the 1250 training rows of digits; got 5000"),
         (["configs/kmnist.py", "--data-dir", "/no/such/folder"], "/no/such/folder"),
@@ -499,6 +503,17 @@ def test_mistake_of_a_user_is_one_line_that_says_what_to_do(arguments, message, 
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("error: ") and message in error
+
+
+def test_contenders_are_chosen_by_labels_that_may_have_commas():
+    config = load_config("configs/digits.py", Experiment)
+    chosen = override(config, ["contenders=SPFB, window,SPFB,SGD"]).contenders
+    assert [contender.label for contender in chosen] == ["SPFB, window", "SPFB", "SGD"]
+
+
+def test_configs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config("configs/digits.py", Experiment).name == "digits"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -525,10 +540,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_changes_reach_the_comparison_and_its_table_is_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_changes_reach_the_comparison_and_its_table_is_printed(tmp_path, capsys):
     changes = ["contenders=SGD", "seeds=2", "l2=0.01", "schedules=cosine,constant", "intercept=False", "batch=50"]
-    assert command.main(["configs/digits.py", *changes, f"output={tmp_path}"]) == 0
+    assert command.main([*changes, f"output={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert "| SGD | " in shown and "Drawn to " in shown
     summary = json.loads((tmp_path / "digits" / "summary.json").read_text())
