@@ -229,7 +229,7 @@ def _tune(experiment, contender, folder, problems, progress) -> dict[Setting, Re
 def _score(experiment: Experiment, result: Result) -> float:
     """What is made small by tuning: the loss on the validation rows, or the paper's choice, the errors of the test."""
     value = result.metrics["validation_loss" if experiment.select == "validation" else "test_error"]
-    return value if math.isfinite(value) else math.inf
+    return math.inf if result.ended == "diverged" or not math.isfinite(value) else value
 
 
 def _choose_l2(experiment: Experiment, trials: dict[str, dict[Setting, Result]]) -> float:

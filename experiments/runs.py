@@ -58,11 +58,11 @@ def perform(
     """
     if (found := read_result(folder)) is not None:
         return found
+    data = problem()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", dataclasses.asdict(run))
     starts = json.loads((folder / "environment.json").read_text()) if (folder / "environment.json").exists() else []
     write_json(folder / "environment.json", [*starts, {**environment(), "seed": run.seed}])
-    data = problem()
     start = _restore(run, data, folder)
     for file in (METRICS, TIMING):
         _drop_lines_after(folder / file, -1 if start is None else start.step)

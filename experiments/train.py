@@ -168,8 +168,10 @@ def loss(params: jax.Array, rows: Rows) -> jax.Array:
 @jax.jit
 def _measure(params, rows: Rows):
     logits = qbound.linear_logits(params, rows.inputs)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows.labels)
-    return losses.mean(), jnp.mean(jnp.argmax(logits, axis=1) != rows.labels)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, rows.labels).mean()
+    error = jnp.mean(jnp.argmax(logits, axis=1) != rows.labels)
+    # Logits that are no numbers have a largest one all the same, the first.
+    return loss, jnp.where(jnp.isfinite(loss), error, jnp.nan)
 
 
 def evaluate(params: jax.Array, problem: Problem, l2: float) -> dict[str, float]:
