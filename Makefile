@@ -76,5 +76,6 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What took long to run, in results/, stays.
 clean:
-	rm -rf .venv .venv-wheel build dist results
+	rm -rf .venv .venv-wheel build dist

@@ -1,13 +1,28 @@
 """Mistakes of users and circumstances of machines: one line that says what to do, and no traceback."""
 
+import contextlib
+import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["UserError", "one_line_errors"]
+__all__ = ["UserError", "one_line_errors", "writing"]
+
+ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(ValueError):
     """Something the user can put right; its text is the whole message."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in what the system says of it: for a full disk it names none."""
+    try:
+        yield
+    except OSError as error:
+        what = "make room there" if error.errno in ROOM else "make that a folder that can be written to"
+        raise UserError(f"{path}: {error.strerror or error}; {what}, or choose another for the results") from error
 
 
 def one_line_errors(main: Callable[[], int]) -> int:
@@ -18,11 +33,5 @@ def one_line_errors(main: Callable[[], int]) -> int:
         message, code = str(error), 2
     except KeyboardInterrupt:
         message, code = "interrupted; the same command goes on from here", 130
-    except OSError as error:
-        if error.filename is None and error.errno is None:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        message = f"{where}{error.strerror}. Make room there, or choose another folder for results by output=DIR"
-        code = 2
     print(f"error: {message}", file=sys.stderr)
     return code

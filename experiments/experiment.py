@@ -8,7 +8,6 @@ With these, every method is trained on all training rows, once for each seed; me
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,10 @@ import numpy as np
 
 import qbound
 from experiments.data import Data, load, with_intercept
-from experiments.errors import UserError
+from experiments.errors import UserError, writing
 from experiments.methods import Method, Schedule
 from experiments.progress import Progress
-from experiments.runs import Result, folder_of, perform, write_json
+from experiments.runs import Result, folder_of, perform, read_json, write_json
 from experiments.train import Problem, Rows, Run
 
 __all__ = ["Contender", "Experiment", "Setting", "grid", "perform_all", "problem_of", "slug"]
@@ -72,9 +71,12 @@ class Experiment:
         sizes = {c.label: len(c.learning_rates) * len(c.dampings) for c in self.contenders}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"contenders: expected grids of the same size; got {sizes}")
+        tuned = [contender.label for contender in self.contenders if contender.tuned_as is None]
         for contender in self.contenders:
-            if contender.tuned_as is not None and contender.tuned_as not in labels:
-                raise ValueError(f"tuned_as: expected a label among {labels}; got {contender.tuned_as!r}")
+            if contender.tuned_as is not None and contender.tuned_as not in tuned:
+                raise ValueError(
+                    f"tuned_as: expected a contender that is tuned, of {tuned}; got {contender.tuned_as!r}"
+                )
         if self.select not in SELECTS:
             raise ValueError(f"select: expected one of {', '.join(SELECTS)}; got {self.select!r}")
         if not 0 < self.validation < 1:
@@ -117,7 +119,10 @@ def problem_of(data: Data, split: str, validation: float, intercept: bool) -> Pr
     if split == "all":
         return Problem(_rows(inputs, data.train_labels), {"test": test}, data.classes)
     order = np.random.default_rng(VALIDATION_SEED).permutation(len(inputs))
-    kept, held = np.split(order, [len(order) - round(validation * len(order))])
+    count = round(validation * len(order))
+    if not 0 < count < len(order):
+        raise UserError(f"validation: expected a share with rows in both parts, of {len(order)}; got {validation}")
+    kept, held = np.split(order, [len(order) - count])
     kept, held = (_rows(inputs[which], data.train_labels[which]) for which in (np.sort(kept), np.sort(held)))
     return Problem(kept, {"validation": held, "test": test}, data.classes)
 
@@ -258,11 +263,14 @@ def _least_objective(experiment: Experiment, l2: float, problem: Callable[[], Pr
     tolerance = experiment.least_tolerance
     path = Path(experiment.output) / "least" / f"{experiment.data_set}-{l2:g}-{tolerance:g}{end}.json"
     if path.exists():
-        return json.loads(path.read_text())["objective"]
+        return read_json(path)["objective"]
     rows, classes = problem().train, problem().classes
     params = jnp.zeros((rows.inputs.shape[1], classes), jnp.float32)
     _, info = qbound.mm.run(qbound.linear_logits, params, *rows, l2=l2, tolerance=tolerance, throw=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if info.gradient_norm > tolerance:
+        print(f"note: the least objective of {path.stem} was found to a gradient norm of {info.gradient_norm:.1e} only")
     found = {"objective": float(info.objective), "gradient_norm": float(info.gradient_norm), "steps": int(info.steps)}
     write_json(path, found)
     return found["objective"]

@@ -26,8 +26,11 @@ def load_config(path: str, kind: type) -> Any:
     if spec is None or spec.loader is None:
         raise UserError(f"{path}: expected a Python file, whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = module.config() if hasattr(module, "config") else None
+    try:
+        spec.loader.exec_module(module)
+        found = module.config() if hasattr(module, "config") else None
+    except (ValueError, TypeError, NameError, ImportError, SyntaxError) as error:
+        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
         raise UserError(
             f"{path}: expected a function config() that returns {kind.__name__}; got {type(found).__name__}"

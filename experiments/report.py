@@ -1,7 +1,6 @@
 """Pictures and tables of comparisons, from the files that they left and nothing else."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.plots import panels, save
-from experiments.runs import read_lines, read_result
+from experiments.runs import read_json, read_lines, read_result
 
 __all__ = ["Curve", "Summary", "draw_summaries", "read_summary", "table"]
 
@@ -48,7 +47,7 @@ LOOKS = {
 }
 OTHER = Look("#999999", "-")
 CLOSE = 1.001  # times a level: who is as close as that has reached it
-ENDS = {"finished": "o", "budget": "s", "diverged": "X"}
+ENDS = {"diverged": "X", "interrupted": "P", "budget": "s", "finished": "o"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +84,10 @@ class Curve:
         epochs, seconds = np.percentile(np.array(reached + missing), 50, axis=0, method="lower")
         return float(epochs), float(seconds)
 
+    def ending(self) -> str:
+        """How runs ended; of different ends, the one that says most."""
+        return next(end for end in ENDS if end in self.ended)
+
     def divergences(self) -> int:
         """Runs that ended above where they began, or at no number at all."""
         return sum(not run[-1]["objective"] <= run[0]["objective"] for run in self.records)
@@ -107,6 +110,11 @@ class Summary:
     curves: dict[str, Curve]
     commits: frozenset[str]  # of every start of every run; those with changes end in "+"
 
+    def edge(self, label: str) -> str:
+        """A star where the learning rate is the lowest or the highest of its grid."""
+        rates = next(c["learning_rates"] for c in self.experiment["contenders"] if c["label"] == label)
+        return "*" if self.chosen[label]["learning_rate"] in (min(rates), max(rates)) else ""
+
     def title(self) -> str:
         data_set, batch = self.experiment["data_set"], self.experiment["batch"]
         return f"{TITLES.get(data_set, data_set)}, batches of {batch:,}"
@@ -114,7 +122,7 @@ class Summary:
 
 def read_summary(path: Path) -> Summary:
     """From summary.json and the folders of runs that it names."""
-    found = json.loads(path.read_text())
+    found = read_json(path)
     folders = {label: [path.parent / name for name in names] for label, names in found["runs"].items()}
     return Summary(
         folder=path.parent,
@@ -138,7 +146,7 @@ def _curve(folders: Sequence[Path]) -> Curve:
 
 def commits_of(folder: Path) -> list[str]:
     """The commits that a run was made with."""
-    starts = json.loads((folder / "environment.json").read_text())
+    starts = read_json(folder / "environment.json")
     return [f"{(start['commit'] or 'unknown')[:9]}{'+' if start['dirty'] else ''}" for start in starts]
 
 
@@ -185,18 +193,19 @@ def draw_summaries(summaries: Sequence[Summary], output: Path, labels: Sequence[
 def _draw_curve(axis, summary: Summary, label: str, value: str, against: str):
     curve, look = summary.curves[label], LOOKS.get(label, OTHER)
     x, y = np.median(curve.column(against), axis=0)[1:], curve.column(value)[:, 1:]
+    seen = np.isfinite(y).any(axis=0)  # what has diverged by then is left out
+    x, y = x[seen], np.where(np.isfinite(y), y, np.nan)[:, seen]
     if value == "objective":
         y = np.maximum(y - summary.least_objective, 1e-7)
-    axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=look.color, alpha=0.18, linewidth=0)
-    middle = np.median(y, axis=0)
+    middle = np.nanmedian(y, axis=0)
+    axis.fill_between(x, np.nanmin(y, axis=0), np.nanmax(y, axis=0), color=look.color, alpha=0.18, linewidth=0)
     (line,) = axis.plot(x, middle, color=look.color, linestyle=look.style, linewidth=look.width)
-    if len(x):
-        end = "diverged" if "diverged" in curve.ended else "budget" if "budget" in curve.ended else "finished"
-        axis.plot(x[-1:], middle[-1:], marker=ENDS[end], markersize=5, color=look.color, linestyle="none")
-        steps = int(curve.common()[-1])
-        if end == "budget" and steps < 10 and (value, against) == ("objective", "epoch"):
-            text = f" {steps} step{'s' if steps > 1 else ''}"
-            axis.annotate(text, (x[-1], middle[-1]), fontsize=7, color=look.color, va="center")
+    end = curve.ending()
+    axis.plot(x[-1:], middle[-1:], marker=ENDS[end], markersize=5, color=look.color, linestyle="none")
+    steps = int(curve.common()[-1])
+    if len(x) and end == "budget" and steps < 10 and (value, against) == ("objective", "epoch"):
+        text = f" {steps} step{'s' if steps > 1 else ''}"
+        axis.annotate(text, (x[-1], middle[-1]), fontsize=7, color=look.color, va="center")
     return line
 
 
@@ -217,28 +226,30 @@ def _limits(axis, summary: Summary, shown: Sequence[str], value: str) -> None:
 def table(summary: Summary) -> str:
     """One row for each method, in Markdown; medians over seeds. A level is reached within 0.1 % of the objective."""
     header = (
-        "method", "learning rate", "damping", "epochs", "s", "seeds", "ended by", "objective above least",
-        "to SGD's best: epochs", "s", "to its own best: epochs", "s", "test error", "diverged",
+        "method", "learning rate", "damping", "tuned with steps", "seeds", "epochs", "seconds", "ended by",
+        "objective above least", "at best", "to SGD's best: epochs", "seconds", "to its own best: epochs", "seconds",
+        "test error", "diverged",
     )  # fmt: skip
     sgd = summary.curves["SGD"].best() if "SGD" in summary.curves else None
     rows = [header, ("---",) * len(header)]
     for label, curve in summary.curves.items():
         setting = summary.chosen[label]
-        last = [run[-1] for run in curve.records]
-        own = curve.best()
+        last = {name: np.median([run[-1][name] for run in curve.records]) for name in curve.records[0][-1]}
         rows.append(
             (
                 label,
-                f"{setting['learning_rate']:g}, {setting['schedule']}",
+                f"{setting['learning_rate']:g}{summary.edge(label)}, {setting['schedule']}",
                 f"{setting['damping']:g}",
-                _number(np.median([record["epoch"] for record in last])),
-                _number(np.median([record["seconds"] for record in last])),
-                str(len(last)),
-                "budget" if "budget" in curve.ended else "epochs",
-                f"{own - summary.least_objective:.2g}",
+                _number(summary.tuning_steps[label]) if label in summary.tuning_steps else "as another",
+                str(len(curve.records)),
+                _number(last["epoch"]),
+                _number(last["seconds"]),
+                {"finished": "epochs"}.get(curve.ending(), curve.ending()),
+                f"{last['objective'] - summary.least_objective:.2g}",
+                f"{curve.best() - summary.least_objective:.2g}",
                 *_reached(None if sgd is None else curve.first_below(CLOSE * sgd)),
-                *_reached(curve.first_below(CLOSE * own)),
-                f"{np.median([record['test_error'] for record in last]):.2%}",
+                *_reached(curve.first_below(CLOSE * curve.best())),
+                f"{last['test_error']:.2%}",
                 str(curve.divergences()),
             )
         )

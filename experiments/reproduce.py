@@ -2,7 +2,7 @@
 
     python -m experiments.reproduce [--quick] [--data-dir DIR] [--output DIR]
 
-Pictures and tables are in DIR, `results/reproduction` by default:
+Pictures and tables are in DIR, by default `results/reproduction`, or `results/quick` with --quick:
 
     paper.png           SGD, SPFB and LSPFB on three data sets, as in the figure of the paper
     small_batches.png   batches of 10 and 100: SPFB as in the paper, damped, and with a window
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import robustness
-from experiments.errors import one_line_errors
+from experiments.errors import one_line_errors, writing
 from experiments.experiment import Experiment, perform_all
 from experiments.overrides import load_config
 from experiments.report import draw_summaries, footnote, read_summary, table
@@ -66,7 +66,8 @@ def quick(experiment: Experiment) -> Experiment:
 def reproduce(output: Path, *, data_dir: str | None, in_small: bool) -> None:
     """All of it; the folder of each comparison is beside the pictures."""
     began = time.monotonic()
-    output.mkdir(parents=True, exist_ok=True)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
 
     def compare(name: str):
         experiment = dataclasses.replace(load_config(f"configs/{name}.py", Experiment), output=str(output))

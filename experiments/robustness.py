@@ -8,9 +8,9 @@ the curvature of the bound does, with everything else the same: what differs is 
 
 import argparse
 import dataclasses
-import json
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from experiments.overrides import load_config, override
 from experiments.plots import panels, save
 from experiments.progress import Progress
 from experiments.report import TITLES, commits_of, footnote
-from experiments.runs import folder_of, perform, read_lines, read_result, write_json
-from experiments.train import Run
+from experiments.runs import folder_of, perform, read_json, read_lines, read_result, write_json
+from experiments.train import Problem, Run
 
 __all__ = ["Entrant", "Found", "Robustness", "draw", "main", "perform_all", "read", "table"]
 
@@ -55,6 +55,14 @@ class Robustness:
     intercept: bool = True
     output: str = "results"
 
+    def __post_init__(self):
+        for name in ("data_sets", "entrants", "learning_rates"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: expected at least one")
+        for name in ("batch", "epochs", "seconds", "l2"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number above 0; got {getattr(self, name)}")
+
 
 LOOKS = {
     "SGD": ("black", "-", "o"),
@@ -71,7 +79,7 @@ def perform_all(config: Robustness, data_dir: str | None = None, show: bool = Tr
     progress = Progress("robustness", len(config.data_sets) * len(config.entrants) * len(config.learning_rates), show)
     runs: dict[str, dict[str, dict[str, str]]] = {}
     for data_set in config.data_sets:
-        problem = problem_of(load(data_set, data_dir=data_dir), "all", 0.5, config.intercept)
+        problem = _problem(config, data_set, data_dir)
         runs[data_set] = {}
         for entrant in config.entrants:
             runs[data_set][entrant.label] = {}
@@ -84,25 +92,35 @@ def perform_all(config: Robustness, data_dir: str | None = None, show: bool = Tr
                 )  # fmt: skip
                 where = folder_of(run, folder / data_set / slug(entrant.label))
                 label = f"{data_set}, {entrant.label}, {rate:g}"
-                progress.done(perform(run, lambda problem=problem: problem, where, progress.run(label, run)))
+                progress.done(perform(run, problem, where, progress.run(label, run)))
                 runs[data_set][entrant.label][f"{rate:g}"] = str(where.relative_to(folder))
     write_json(folder / "summary.json", {"config": dataclasses.asdict(config), "runs": runs})
     return folder / "summary.json"
 
 
+def _problem(config: Robustness, data_set: str, data_dir: str | None) -> Callable[[], Problem]:
+    """Read when first needed."""
+    return functools.cache(lambda: problem_of(load(data_set, data_dir=data_dir), "all", 0.5, config.intercept))
+
+
 class Found(NamedTuple):
-    """Objectives by data set, method and learning rate: at the start, and at the end, inf if that is no number."""
+    """Objectives by data set, method and learning rate: at the start, and at the end, inf if that is no number.
+
+    Attributes:
+      stopped: how many runs their budget ended before the last epoch.
+    """
 
     start: dict[str, float]
     end: dict[str, dict[str, dict[float, float]]]
     epochs: float
+    stopped: int
     commits: frozenset[str]
 
 
 def read(path: Path) -> Found:
     """From summary.json and the folders of runs that it names."""
-    summary = json.loads(path.read_text())
-    start, end, commits = {}, {}, set()
+    summary = read_json(path)
+    start, end, commits, stopped = {}, {}, set(), 0
     for data_set, entrants in summary["runs"].items():
         end[data_set] = {}
         for label, runs in entrants.items():
@@ -110,10 +128,11 @@ def read(path: Path) -> Found:
             for rate, name in runs.items():
                 result = read_result(path.parent / name)
                 value = np.nan if result is None else result.metrics["objective"]
+                stopped += result is None or result.ended == "budget"
                 end[data_set][label][float(rate)] = float(value) if np.isfinite(value) else np.inf
                 start[data_set] = read_lines(path.parent / name)[0]["objective"]
                 commits.update(commits_of(path.parent / name))
-    return Found(start, end, summary["config"]["epochs"], frozenset(commits))
+    return Found(start, end, summary["config"]["epochs"], stopped, frozenset(commits))
 
 
 def table(found: Found) -> str:
@@ -155,11 +174,9 @@ def draw(found: Found, output: Path) -> Path:
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel(f"objective after {found.epochs:g} epochs")
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(
-        f"at the top: 10,000 times the start and more, or no number; {footnote(found.commits)}",
-        fontsize=8,
-        color="#555555",
-    )
+    stopped = f"; {found.stopped} runs ended earlier, by their budget" if found.stopped else ""
+    top = "at the top: 10,000 times the start and more, or no number"
+    figure.suptitle(f"{top}{stopped}; {footnote(found.commits)}", fontsize=8, color="#555555")
     return save(figure, str(output))
 
 
@@ -168,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", metavar="field=value", help="changes to configs/robustness.py")
     parser.add_argument("--data-dir", help="folder with the raw files of the data sets; by default they are downloaded")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
         config = override(load_config("configs/robustness.py", Robustness), given.changes)

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", default=DEFAULT, help=f"a Python file of configs/; by default {DEFAULT}")
     parser.add_argument("changes", nargs="*", metavar="field=value", help="changes to the configuration")
     parser.add_argument("--data-dir", help="folder with the raw files of the data sets; by default they are downloaded")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     if "=" in given.config:  # the file was left out
         given.changes, given.config = [given.config, *given.changes], DEFAULT
 

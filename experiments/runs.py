@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import subprocess
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +25,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.errors import UserError, writing
 from experiments.methods import first_state, numbers
 from experiments.train import Problem, Run, Snapshot, train
 
-__all__ = ["Result", "environment", "folder_of", "perform", "read_lines", "read_result", "write_json"]
+__all__ = ["Result", "environment", "folder_of", "perform", "read_json", "read_lines", "read_result", "write_json"]
 
 METRICS, TIMING, CHECKPOINT, RESULT = "metrics.jsonl", "timing.jsonl", "checkpoint.npz", "result.json"
+ENVIRONMENT = "environment.json"
+REMOVE = "Remove it, and what it was of is made again"
 PACKAGES = ("jax", "jaxlib", "optax", "numpy", "qbound")
 
 
@@ -50,27 +54,28 @@ def folder_of(run: Run, parent: Path) -> Path:
 
 
 def perform(
-    run: Run, problem: Callable[[], Problem], folder: Path, show: Callable[[Snapshot], None] = lambda _: None
+    run: Run, problem: Callable[[], Problem], folder: Path, show: Callable[[Snapshot, int], None] = lambda *_: None
 ) -> Result:
     """The result of a run: read if it has ended, gone on with if it was interrupted, else made.
 
-    `problem` is called only if there is something to train.
+    `problem` is called only if there is something to train, and `show` with every snapshot and the number of rows.
     """
     if (found := read_result(folder)) is not None:
         return found
     data = problem()
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", dataclasses.asdict(run))
-    starts = json.loads((folder / "environment.json").read_text()) if (folder / "environment.json").exists() else []
-    write_json(folder / "environment.json", [*starts, {**environment(), "seed": run.seed}])
-    start = _restore(run, data, folder)
+    starts = read_json(folder / ENVIRONMENT) if (folder / ENVIRONMENT).exists() else []
+    write_json(folder / ENVIRONMENT, [*starts, {**environment(), "seed": run.seed}])
+    start = _restore(run, data, folder / CHECKPOINT)
     for file in (METRICS, TIMING):
         _drop_lines_after(folder / file, -1 if start is None else start.step)
     for snapshot in train(run, data, start):
         epoch = snapshot.step * run.batch / len(data.train.labels)
         _append(folder / METRICS, {"step": snapshot.step, "epoch": epoch, **snapshot.metrics})
         _append(folder / TIMING, {"step": snapshot.step, "seconds": snapshot.seconds})
-        show(snapshot)
+        show(snapshot, len(data.train.labels))
         if snapshot.ended is None:
             _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params, "state": snapshot.state})
             continue
@@ -87,16 +92,27 @@ def read_result(folder: Path) -> Result | None:
     path = folder / RESULT
     if not path.exists():
         return None
-    found = Result(**json.loads(path.read_text()))
+    found = Result(**read_json(path))
     return found._replace(metrics=_with_nan(found.metrics))
 
 
 def read_lines(folder: Path) -> list[dict[str, float]]:
     """The records of a run, each with its seconds."""
-    metrics, timing = (
-        [json.loads(line) for line in (folder / file).read_text().splitlines()] for file in (METRICS, TIMING)
-    )
-    return [_with_nan({**one, **other}) for one, other in zip(metrics, timing, strict=True)]
+    try:
+        metrics, timing = (
+            [json.loads(line) for line in (folder / file).read_text().splitlines()] for file in (METRICS, TIMING)
+        )
+        return [_with_nan({**one, **other}) for one, other in zip(metrics, timing, strict=True)]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: expected the records of a run; found: {error}. {REMOVE}") from error
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected JSON; found: {error}. {REMOVE}") from error
 
 
 def _without_nan(record: Mapping[str, float]) -> dict[str, float | None]:
@@ -110,48 +126,60 @@ def _with_nan(record: Mapping[str, float | None]) -> dict[str, float]:
 
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
+    _write(path, json.dumps(content, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_text(text)
+        os.replace(temporary, path)
 
 
-def _append(path: Path, record: dict[str, float]) -> None:
-    with path.open("a") as file:
+def _append(path: Path, record: Mapping[str, float]) -> None:
+    with writing(path), path.open("a") as file:
         file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
     """Those that a run wrote after its last checkpoint, the last perhaps in part."""
     kept = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    before = path.read_text() if path.exists() else ""
+    for line in before.splitlines():
         try:
             if json.loads(line)["step"] > step:
                 break
         except json.JSONDecodeError:
             break
         kept.append(line + "\n")
-    path.write_text("".join(kept))
+    if (after := "".join(kept)) != before:
+        _write(path, after)
 
 
 def _save(path: Path, snapshot: Snapshot, kept: Any) -> None:
     arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(kept))}
     temporary = path.with_name("checkpoint.part.npz")
-    np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays)
-    os.replace(temporary, path)
+    with writing(path):
+        np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays)
+        os.replace(temporary, path)
 
 
-def _restore(run: Run, problem: Problem, folder: Path) -> Snapshot | None:
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
+def _restore(run: Run, problem: Problem, path: Path) -> Snapshot | None:
+    """None if there is no checkpoint that a run can go on from: it begins again."""
     params = jax.ShapeDtypeStruct((problem.train.inputs.shape[1], problem.classes), np.float32)
     setting = numbers(run.learning_rate, run.schedule, 1, run.l2, run.damping)
-    state = jax.eval_shape(functools.partial(first_state, run.method), setting, params)
-    treedef = jax.tree.structure({"params": params, "state": state})
-    with np.load(path) as file:
-        leaves = [jax.numpy.asarray(file[f"leaf{i}"]) for i in range(treedef.num_leaves)]
-        kept = jax.tree.unflatten(treedef, leaves)
-        return Snapshot(int(file["step"]), float(file["seconds"]), kept["params"], kept["state"], {}, None)
+    shapes = {"params": params, "state": jax.eval_shape(functools.partial(first_state, run.method), setting, params)}
+    leaves, treedef = jax.tree.flatten(shapes)
+    try:
+        with np.load(path) as file:
+            found = [file[f"leaf{i}"] for i in range(len(leaves))]
+            step, seconds = int(file["step"]), float(file["seconds"])
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # none, one of parameters alone, or a damaged one
+        return None
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(found, leaves, strict=True)):
+        return None  # of a method that kept another state
+    kept = jax.tree.unflatten(treedef, [jax.numpy.asarray(leaf) for leaf in found])
+    return Snapshot(step, seconds, kept["params"], kept["state"], {}, None)
 
 
 @functools.cache

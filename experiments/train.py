@@ -19,7 +19,7 @@ import qbound
 from experiments.errors import UserError
 from experiments.methods import Method, Numbers, Schedule, first_state, numbers, optimizer
 
-__all__ = ["Problem", "Rows", "Run", "Snapshot", "batch_rows", "due", "train"]
+__all__ = ["Problem", "Rows", "Run", "Snapshot", "batch_rows", "due", "total_steps", "train"]
 
 Ended = Literal["finished", "budget", "diverged"]
 
@@ -82,7 +82,7 @@ def train(run: Run, problem: Problem, start: Snapshot | None = None) -> Iterator
     rows, width = len(problem.train.labels), problem.train.inputs.shape[1]
     if run.batch > rows:
         raise UserError(f"batch: expected at most the {rows} training rows of {run.data_set}; got {run.batch}")
-    total = max(1, round(run.epochs * rows / run.batch / run.chunk)) * run.chunk
+    total = total_steps(run, rows)
     setting = numbers(run.learning_rate, run.schedule, total, run.l2, run.damping)
     program = _program(run.method, run.chunk, run.batch, width, problem.classes)
     if start is None:
@@ -105,6 +105,11 @@ def train(run: Run, problem: Problem, start: Snapshot | None = None) -> Iterator
             yield Snapshot(step, seconds, params, state, metrics, ended)
             if ended is not None:
                 return
+
+
+def total_steps(run: Run, rows: int) -> int:
+    """Of whole chunks, about as many as its epochs have."""
+    return max(1, round(run.epochs * rows / run.batch / run.chunk)) * run.chunk
 
 
 def _ended(metrics: dict[str, float], complete: bool, over: bool) -> Ended | None:

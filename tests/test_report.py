@@ -22,7 +22,8 @@ TIMING = """\
 
 def _run(folder: Path, last: str, seconds: float, ended="finished", dirty=False, metrics=METRICS, timing=TIMING):
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text(metrics % last if "%s" in metrics else metrics)
+    text = metrics % last if "%s" in metrics else metrics
+    (folder / "metrics.jsonl").write_text(text.replace("0.25}", "null}") if last == "null" else text)
     (folder / "timing.jsonl").write_text(timing % seconds if "%s" in timing else timing)
     (folder / "environment.json").write_text(json.dumps([{"commit": "0123456789abcdef", "dirty": dirty}]))
     (folder / "result.json").write_text(json.dumps({"ended": ended, "step": 20, "seconds": seconds, "metrics": {}}))
@@ -31,7 +32,15 @@ def _run(folder: Path, last: str, seconds: float, ended="finished", dirty=False,
 def _summary(folder: Path, runs: dict[str, list[str]], select="validation") -> report.Summary:
     setting = {"learning_rate": 0.5, "schedule": "cosine", "l2": 1e-3, "damping": 0.0}
     content = {
-        "experiment": {"data_set": "kmnist", "batch": 1000, "select": select, "seeds": 3},
+        "experiment": {
+            "data_set": "kmnist",
+            "batch": 1000,
+            "select": select,
+            "seeds": 3,
+            "contenders": [
+                {"label": label, "learning_rates": [0.5, 2.0] if label == "SPFB" else [0.1, 0.5, 2.0]} for label in runs
+            ],
+        },
         "l2": 1e-3,
         "least_objective": 0.25,
         "chosen": dict.fromkeys(runs, setting),
@@ -68,14 +77,26 @@ def _rows(text: str) -> dict[str, list[str]]:
 
 def test_table_says_who_reached_what_and_when(summary):
     rows = _rows(report.table(summary))
-    assert {len(row) for row in rows.values()} == {13}
-    usual = ["0.5, cosine", "0"]
-    assert rows["SGD"] == [*usual, "1", "0.3", "3", "epochs", "0.25", "1", "0.4", "1", "0.4", "25.00%", "0"]
-    assert rows["SPFB"] == [*usual, "1", "2", "3", "epochs", "0.062", "1", "2", "1", "2", "25.00%", "0"]
-    assert rows["LSPFB k=100, paper"] == [
-        *usual, "0.5", "0.1", "1", "budget", "0.75", "never", "never", "0.5", "0.1", "50.00%", "0",
+    assert {len(row) for row in rows.values()} == {15}
+    usual = ["0.5, cosine", "0", "4"]
+    assert rows["SGD"] == [
+        *usual, "3", "1", "0.3", "epochs", "0.25", "0.25", "1", "0.4", "1", "0.4", "25.00%", "0",
     ]  # fmt: skip
-    assert rows["momentum SGD"][-1] == "1"
+    assert rows["SPFB"] == [
+        "0.5*, cosine", "0", "4", "3", "1", "2", "epochs", "0.062", "0.062", "1", "2", "1", "2", "25.00%", "0",
+    ]  # fmt: skip
+    assert rows["LSPFB k=100, paper"] == [
+        *usual, "1", "0.5", "0.1", "budget", "0.75", "0.75", "never", "never", "0.5", "0.1", "50.00%", "0",
+    ]  # fmt: skip
+    assert rows["momentum SGD"][6:9] == ["diverged", "nan", "0.75"]
+    assert rows["momentum SGD"][-2:] == ["nan%", "1"]
+
+
+def test_level_is_reached_by_who_is_within_a_thousandth_of_it(tmp_path):
+    for name, last in (("a", "0.5"), ("b", "0.5004"), ("c", "0.5006")):
+        _run(tmp_path / name, last, 0.2)
+    rows = _rows(report.table(_summary(tmp_path, {"SGD": ["a"], "SPFB": ["b"], "Adam": ["c"]})))
+    assert [rows[name][9] for name in ("SGD", "SPFB", "Adam")] == ["1", "1", "never"]
 
 
 def test_level_is_reached_in_the_median_or_never(summary):
@@ -101,7 +122,9 @@ def test_curves_of_different_lengths_are_compared_as_far_as_all_go(tmp_path):
 def test_picture_has_a_row_of_four_panels_and_marks_how_curves_ended(summary, tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(report, "save", lambda figure, output: seen.update(figure=figure, output=output))
-    report.draw_summaries([summary, summary], tmp_path / "a.png", ["SPFB", "SGD", "LSPFB k=100, paper", "Adam"])
+    report.draw_summaries(
+        [summary, summary], tmp_path / "a.png", ["SPFB", "SGD", "LSPFB k=100, paper", "momentum SGD", "Adam"]
+    )
     figure = seen["figure"]
     assert len(figure.axes) == 8
     first = figure.axes[0]
@@ -113,9 +136,11 @@ def test_picture_has_a_row_of_four_panels_and_marks_how_curves_ended(summary, tm
     assert any(np.allclose((band.y0, band.y1), (0.125, 0.75)) for band in bands)
     markers = [line.get_marker() for line in first.lines]
     assert markers.count("s") == 2  # one in the panel, one for the legend
+    (mark,) = [line for line in first.lines if line.get_marker() == "X" and len(line.get_xdata())]
+    np.testing.assert_allclose([*mark.get_xdata(), *mark.get_ydata()], [0.5, 0.75])  # at the last number it had
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names[:3] == ["SPFB", "SGD", "LSPFB k=100, paper"] and "Adam" not in names
+    assert names[:3] == ["SPFB", "SGD", "LSPFB k=100, paper"] and "momentum SGD" in names and "Adam" not in names
     assert "ended by its budget of seconds" in names
     assert "chosen on validation rows" in figure.get_suptitle() and "revision 012345678" in figure.get_suptitle()
 

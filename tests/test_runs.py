@@ -21,10 +21,12 @@ import qbound
 from experiments import experiment as comparison
 from experiments import methods, report, reproduce, robustness, runs, train
 from experiments import run as command
-from experiments.data import Data, load
+from experiments.data import Data
+from experiments.errors import UserError
 from experiments.experiment import Contender, Experiment
 from experiments.methods import Method
 from experiments.overrides import load_config, override
+from experiments.progress import Progress
 from experiments.robustness import Robustness
 from experiments.train import Problem, Rows, Run
 
@@ -196,9 +198,31 @@ def test_finished_run_is_not_repeated_and_another_one_is_not_taken_for_it(tmp_pa
     first = runs.perform(run, tiny_problem, runs.folder_of(run, tmp_path))
     assert runs.perform(run, never, runs.folder_of(run, tmp_path)) == first
     for change in ({"seed": 1}, {"epochs": 1}, {"method": Method("sgd")}, {"seconds": 5.0}):
-        assert runs.folder_of(
-            a_run(epochs=0.5, **{**change}) if "epochs" not in change else a_run(**change), tmp_path
-        ) != (runs.folder_of(run, tmp_path))
+        assert runs.folder_of(dataclasses.replace(run, **change), tmp_path) != runs.folder_of(run, tmp_path)
+
+
+def test_run_begins_again_where_its_checkpoint_is_of_no_use(tmp_path):
+    run = a_run(epochs=0.5)
+    folder = tmp_path / "run"
+    runs.perform(run, tiny_problem, folder)
+    whole = (folder / "metrics.jsonl").read_bytes()
+    for damage in (lambda path: None, lambda path: path.write_bytes(b"PK"), lambda path: path.unlink()):
+        (folder / "result.json").unlink()  # the checkpoint has parameters alone now
+        damage(folder / "checkpoint.npz")
+        runs.perform(run, tiny_problem, folder)
+        assert (folder / "metrics.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("file", ["result.json", "environment.json", "metrics.jsonl"])
+def test_damaged_file_of_a_run_is_named(tmp_path, file):
+    run = a_run(epochs=0.5)
+    runs.perform(run, tiny_problem, tmp_path)
+    if file == "environment.json":
+        (tmp_path / "result.json").unlink()
+    (tmp_path / file).write_text('{"ended": ')
+    with pytest.raises(UserError, match=f"{tmp_path}.*Remove it, and what it was of is made again"):
+        runs.perform(run, tiny_problem, tmp_path)
+        runs.read_lines(tmp_path)
 
 
 class Killed(BaseException):
@@ -257,7 +281,7 @@ def test_state_of_every_kind_of_method_goes_on_where_it_was(tmp_path, method):
     run = a_run(method=method, damping=0.1, learning_rate=1.0, epochs=0.6)
     runs.perform(run, tiny_problem, tmp_path / "whole")
 
-    def kill(snapshot):
+    def kill(snapshot, rows):
         if snapshot.step == 4:
             raise Killed
 
@@ -270,26 +294,23 @@ def test_state_of_every_kind_of_method_goes_on_where_it_was(tmp_path, method):
 
 def test_command_killed_by_a_signal_goes_on(tmp_path):
     """The real thing, as a user would: no handler sees this signal."""
-    arguments = [
-        sys.executable, "-m", "experiments.run", "configs/digits.py", "contenders=SGD", "seeds=1", "l2=0.001",
-        "schedules=cosine", f"output={tmp_path}",
-    ]  # fmt: skip
-    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL)
+    changes = ["contenders=SGD", "seeds=1", "l2=0.001", "schedules=cosine", "batch=10"]
+
+    def start(output):
+        arguments = [sys.executable, "-m", "experiments.run", *changes, f"output={tmp_path / output}"]
+        return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    process = start("killed")
     stop = time.monotonic() + 120
-    while not list(tmp_path.glob("*/sgd/all-*/metrics.jsonl")) and time.monotonic() < stop and process.poll() is None:
-        time.sleep(0.005)
+    while not list(tmp_path.glob("killed/*/sgd/all-*/checkpoint.npz")) and time.monotonic() < stop:
+        time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
-    subprocess.run(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    (folder,) = tmp_path.glob("*/sgd/all-*")
-    other = tmp_path / "again"
-    fields = json.loads((folder / "config.json").read_text())
-    run = Run(**{**fields, "method": Method(**fields["method"])})
-    runs.perform(run, lambda: comparison.problem_of(load("digits"), "all", run.validation, True), other)
-    epochs = [[(r["step"], r["epoch"]) for r in runs.read_lines(where)] for where in (folder, other)]
-    assert epochs[0] == epochs[1]
-    assert runs.read_lines(folder)[-1]["objective"] == pytest.approx(runs.read_lines(other)[-1]["objective"], rel=1e-4)
+    assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed"
+    both = [start("killed"), start("whole")]
+    assert [process.wait() for process in both] == [0, 0]
+    (killed,), (whole,) = (list(tmp_path.glob(f"{output}/*/sgd/all-*")) for output in ("killed", "whole"))
+    assert len(json.loads((killed / "environment.json").read_text())) == 2
+    assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
 # Comparisons.
@@ -330,6 +351,32 @@ def test_configs_have_grids_of_one_size_and_an_honest_choice():
             assert config.select == "validation"
 
 
+def test_penalty_is_that_of_the_best_setting_and_others_have_their_best_with_it(tmp_path):
+    """Where methods disagree on it, and validation rows with test rows."""
+
+    def result(loss, error, ended="finished"):
+        return runs.Result(ended, 1, 0.0, {"validation_loss": loss, "test_error": error})
+
+    a, b, c = (comparison.Setting(rate, "cosine", l2, 0.0) for rate, l2 in ((1.0, 0.1), (2.0, 0.1), (1.0, 0.2)))
+    trials = {
+        "one": {a: result(0.5, 0.3), b: result(0.4, 0.4), c: result(0.45, 0.2)},
+        "other": {
+            a: result(0.7, 0.5),
+            b: result(0.8, 0.4),
+            c: result(0.6, 0.6),
+            c._replace(damping=1.0): result(0, 0, "diverged"),
+        },
+    }
+    on_validation, on_test = an_experiment(tmp_path), an_experiment(tmp_path, select="test")
+    assert comparison._choose_l2(on_validation, trials) == 0.1
+    assert [comparison._choose(on_validation, found, 0.1) for found in trials.values()] == [b, a]
+    assert comparison._choose_l2(on_test, trials) == 0.2
+    assert [comparison._choose(on_test, found, 0.2) for found in trials.values()] == [c, c]
+    lost = {"one": {a: result(np.nan, 0.1), b: result(0.1, 0.1, "diverged")}}
+    with pytest.raises(UserError, match="every setting of every method diverged"):
+        comparison._choose_l2(on_validation, lost)
+
+
 @pytest.mark.usefixtures("tiny")
 def test_settings_are_chosen_on_validation_rows_and_share_one_penalty(tmp_path):
     config = an_experiment(tmp_path)
@@ -348,7 +395,7 @@ def test_settings_are_chosen_on_validation_rows_and_share_one_penalty(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_choice_on_test_rows_is_the_lowest_test_error_and_makes_no_run_again(tmp_path, monkeypatch):
+def test_choice_on_test_rows_is_the_lowest_test_error_and_makes_no_run_again(tmp_path):
     config = an_experiment(tmp_path)
     comparison.perform_all(config, show=False)
     before = set(tmp_path.glob("*/*/tuning-*"))
@@ -412,8 +459,10 @@ def test_grids_of_different_sizes_and_unknown_methods_are_refused(tmp_path):
     first, second = an_experiment(tmp_path).contenders
     with pytest.raises(ValueError, match="grids of the same size; got {'SGD': 1, 'SPFB': 2}"):
         an_experiment(tmp_path, contenders=(dataclasses.replace(first, learning_rates=(0.1,)), second))
-    with pytest.raises(ValueError, match="tuned_as: expected a label among .*; got 'other'"):
+    with pytest.raises(ValueError, match="tuned_as: expected a contender that is tuned, of .*; got 'other'"):
         an_experiment(tmp_path, contenders=(first, dataclasses.replace(second, tuned_as="other")))
+    with pytest.raises(ValueError, match="tuned_as: expected a contender that is tuned, of .*; got 'SPFB'"):
+        an_experiment(tmp_path, contenders=(first, dataclasses.replace(second, tuned_as="SPFB")))
     with pytest.raises(ValueError, match="name: expected one of sgd, .*; got 'bfgs'"):
         Method("bfgs")
     with pytest.raises(ValueError, match="rank: expected a number for lspfb and none for others; got None for lspfb"):
@@ -426,7 +475,7 @@ def test_grids_of_different_sizes_and_unknown_methods_are_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_robustness_shows_what_diverges(tmp_path, monkeypatch):
+def test_robustness_shows_what_diverges(tmp_path):
     config = importlib.import_module("configs.robustness").config()
     assert max(config.learning_rates) / min(config.learning_rates) == pytest.approx(1e5)
     config = dataclasses.replace(
@@ -492,7 +541,8 @@ def test_reproduction_in_small_draws_everything_and_goes_on_where_it_was(tmp_pat
         ),
         (["configs/digits.py", "data_set=mnist"], "name: expected one of digits, adult"),
         (["configs/digits.py", "batch=5000"], "batch: expected at most the 1250 training rows of digits; got 5000"),
-        (["configs/kmnist.py", "--data-dir", "/no/such/folder"], "/no/such/folder"),
+        (["configs/digits.py", "validation=0.0001"], "validation: expected a share with rows in both parts, of 1500"),
+        (["configs/kmnist.py", "--data-dir", "/no/such/folder", "seeds=1"], "/no/such/folder/kmnist"),
         (["configs/digits.py", "output=README.md/x"], "README.md/x"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -520,15 +570,64 @@ def test_configs_are_found_from_any_folder(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("tiny")
 def test_full_disk_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    def full(path, record):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    """The system does not name the file."""
+    real = Path.open
 
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(runs, "_append", full)
+    def full(path, mode="r", *arguments, **options):
+        if path.name == "metrics.jsonl" and mode == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
     assert command.main(["configs/digits.py", f"output={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "metrics.jsonl: No space left on device. Make room there" in error
+    assert "metrics.jsonl: No space left on device; make room there, or choose another for the results" in error
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (robustness.main, ["rates=1"], "rates: expected one of the fields data_sets, entrants, learning_rates"),
+        (robustness.main, ["batch=0"], "batch: expected a number above 0; got 0"),
+        (robustness.main, ["data_sets=kmnist", "--data-dir", "/no/such", "seed=1"], "/no/such/kmnist"),
+        (
+            reproduce.main,
+            ["--output", "README.md"],
+            "README.md: File exists; make that a folder that can be written to",
+        ),
+    ],
+    ids=["field", "number", "folder", "output"],
+)
+def test_other_commands_say_what_to_do_too(main, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("QBOUND_CACHE_DIR", str(tmp_path / "cache"))
+    assert main([*arguments, *([] if main is reproduce.main else [f"output={tmp_path}"])]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+
+
+def test_config_of_one_s_own_with_a_mistake_is_named(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    for text, message in (("def config(:", "SyntaxError"), ("import nothing_of_that_name", "ModuleNotFoundError")):
+        path.write_text(text)
+        assert command.main([str(path)]) == 2
+        assert f"error: {path}: {message}" in capsys.readouterr().err
+
+
+def test_progress_on_a_terminal_is_one_line_with_all_there_is_to_know(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    progress = Progress("tiny", 3, show=True)
+    show = progress.run("SGD, seed 0", a_run(epochs=1, seconds=100.0))
+    metrics = {"objective": 0.5, "test_error": 0.25}
+    show(train.Snapshot(8, 2.0, None, None, metrics, None), ROWS)
+    shown = capsys.readouterr().out.split("\r")[-2]
+    assert "[1/3] tiny: SGD, seed 0" in shown
+    assert "objective 0.5000, test accuracy 75.00%  step 8/12, 4/s, 1 s left" in shown
+    monkeypatch.setenv("COLUMNS", "40")
+    show(train.Snapshot(8, 99.5, None, None, metrics, None), ROWS)
+    assert len(capsys.readouterr().out.replace("\x1b[2K", "").strip("\r")) == 39
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
