@@ -17,7 +17,7 @@ from experiments import runs
 from experiments.errors import UserError
 from experiments.methods import Method
 from experiments.train import Run
-from tests.experiments.tiny import CLASSES, ROOT, WIDTH, a_run, tiny_problem
+from tests.reproduction.tiny import CLASSES, ROOT, WIDTH, a_run, tiny_problem
 
 
 def test_run_leaves_config_environment_metrics_and_checkpoint(tmp_path):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from experiments import experiment, robustness
-from tests.experiments.tiny import tiny_data
+from tests.reproduction.tiny import tiny_data
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from experiments import report, runs
 from experiments.errors import UserError
 from experiments.experiment import Experiment
 from experiments.methods import Method
-from tests.experiments.tiny import CONFIGS, ROWS, WIDTH, an_experiment, tiny_data
+from tests.reproduction.tiny import CONFIGS, ROWS, WIDTH, an_experiment, tiny_data
 
 
 @pytest.mark.usefixtures("tiny")

@@ -8,7 +8,7 @@ import pytest
 from experiments import methods, train
 from experiments.methods import Method
 from experiments.train import Rows
-from tests.experiments.tiny import CLASSES, ROWS, WIDTH, a_run, tiny_problem
+from tests.reproduction.tiny import CLASSES, ROWS, WIDTH, a_run, tiny_problem
 
 
 def test_batches_of_an_epoch_have_every_row_once_and_each_seed_its_own_order():

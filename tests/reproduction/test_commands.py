@@ -19,7 +19,7 @@ from experiments.experiment import Experiment
 from experiments.overrides import load_config, override
 from experiments.progress import Progress
 from experiments.robustness import Robustness
-from tests.experiments.tiny import CLASSES, ROOT, ROWS, WIDTH, a_run, tiny_data
+from tests.reproduction.tiny import CLASSES, ROOT, ROWS, WIDTH, a_run, tiny_data
 
 
 @pytest.mark.usefixtures("tiny")
