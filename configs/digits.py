@@ -1,6 +1,8 @@
 """SGD, SPFB and KSPFB on scikit-learn's digits: a comparison that needs no download.
 
 Command: python -m experiments.run configs/digits.py
+Expected: SGD ends 0.002 above the least objective, SPFB 0.02, SPFB with a window 0.0001, KSPFB 0.0008.
+Time: half a minute on 2 cores.
 """
 
 from experiments.experiment import Contender, Experiment

@@ -1,6 +1,8 @@
 """The objective after two epochs against the learning rate, for learning rates from 0.001 to 100.
 
 Command: python -m experiments.robustness [--data-dir DIR]
+Expected: SPFB and LSPFB are safe for all rates up to 1; the exact Hessian breaks down at 1 on images.
+Time: 4 minutes on 2 cores.
 """
 
 from experiments.methods import Method
