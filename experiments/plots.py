@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import writing
+
 __all__ = ["panels", "save", "two_panels"]
 
 
@@ -30,7 +32,8 @@ def _pyplot() -> Any:
 def save(figure: Any, output: str) -> Path:
     """Write the figure, make its folder if there is none, and say where."""
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
     _pyplot().close(figure)
     return path

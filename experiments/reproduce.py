@@ -25,7 +25,7 @@ from experiments import robustness
 from experiments.errors import one_line_errors, writing
 from experiments.experiment import Experiment, perform_all
 from experiments.overrides import load_config
-from experiments.report import draw_summaries, footnote, read_summary, table
+from experiments.report import Summary, draw_summaries, footnote, read_summary, table
 
 __all__ = ["main", "quick", "reproduce"]
 
@@ -88,13 +88,19 @@ def reproduce(output: Path, *, data_dir: str | None, in_small: bool) -> None:
         draw_summaries(large, output / "beyond.png", BEYOND),
         robustness.draw(found, output / "robustness.png"),
     )
-    parts = [f"### {summary.title()}, l2 = {summary.l2:g}\n\n{table(summary)}" for summary in (*large, *small)]
+    parts = [_section(summary) for summary in (*large, *small)]
     parts += [f"### Learning rates\n\n{robustness.table(found)}"]
     parts += [footnote(frozenset().union(found.commits, *(summary.commits for summary in (*large, *small))))]
-    (output / "tables.md").write_text("\n\n".join(parts) + "\n")
+    with writing(output / "tables.md"):
+        (output / "tables.md").write_text("\n\n".join(parts) + "\n")
     print("\n\n".join(parts))
     print(f"\nDrawn: {', '.join(map(str, drawn))}; tables: {output / 'tables.md'}")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+
+
+def _section(summary: Summary) -> str:
+    least = f"The least objective is {summary.least_objective:.6f}."
+    return f"### {summary.title()}, l2 = {summary.l2:g}\n\n{least}\n\n{table(summary)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
