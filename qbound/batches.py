@@ -26,6 +26,7 @@ __all__ = [
     "mean_curvature",
     "normalised",
     "split",
+    "weighted_sum",
 ]
 
 
@@ -121,6 +122,11 @@ def normalised(weights: Float[Array, "..."]) -> Float[Array, "..."]:
     scale = 1 / jnp.sqrt(jnp.max(weights))
     weights = weights * scale * scale
     return weights / jnp.sum(weights)
+
+
+def weighted_sum(weights: Float[Array, " b"], values: Float[Array, " b"]) -> Float[Array, ""]:
+    """sum_j w_j values_j. A weight of 0 removes its example, even one that is infinite."""
+    return jnp.sum(jnp.where(weights == 0, 0, weights * values))
 
 
 def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) -> Float[Array, "..."]:

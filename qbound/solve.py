@@ -14,7 +14,7 @@ from qbound.types import Scalar
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-__all__ = ["HIGHEST", "add_to_diagonal", "gram", "solve_dense", "solve_factored", "times"]
+__all__ = ["HIGHEST", "add_to_diagonal", "gram", "solve_dense", "solve_factored", "solve_scaled", "times"]
 
 
 def times(a: Array, b: Array) -> Array:
@@ -43,6 +43,20 @@ def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: 
         return solve_dense(gram(factor), g, damping)
     rows_of_g = jnp.matmul(factor, g, precision=HIGHEST)
     return (g - jnp.matmul(factor.T, solve_dense(gram(factor.T), rows_of_g, damping), precision=HIGHEST)) / damping
+
+
+def solve_scaled(matrix: Float[Array, "d d"], g: Float[Array, " d"]) -> Float[Array, " d"]:
+    """C s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
+
+    Some damping keeps the factorisation alive: one unit of rounding if that is enough, as many as it can take if not.
+    """
+    diagonal = jnp.diag(matrix)
+    scale = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
+    matrix = scale[:, None] * matrix * scale[None, :]
+    eps = jnp.finfo(g.dtype).eps
+    s = solve_dense(matrix, scale * g, eps)
+    sound = jnp.all(jnp.isfinite(s))
+    return scale * jax.lax.cond(sound, lambda: s, lambda: solve_dense(matrix, scale * g, 4 * g.size * eps))
 
 
 def add_to_diagonal(matrix: Float[Array, "d d"], number: Scalar) -> Float[Array, "d d"]:

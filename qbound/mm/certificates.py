@@ -13,16 +13,18 @@ and two upper bounds of R_j certify a part of that: eta^2 u_j'M_j u_j / 2 with M
 v_j (exp(eta r_j) - eta r_j - 1)/r_j^2, which tends to the exact second-order term as eta r_j goes to 0.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from qbound.batches import weighted_sum
 from qbound.bounds.weights import exponential_remainder, local_factor
-from qbound.mm.problem import Problem
 from qbound.mm.search import increasing_root
 from qbound.records import record
 
-__all__ = ["Line", "certified_by_bound", "certified_locally", "make_line"]
+__all__ = ["Line", "Rows", "certified_by_bound", "certified_locally", "make_line", "make_rows"]
 
 # A certified decrease is reduced by so many units of rounding of eta a, to hold in floating point too.
 _ROUNDING = 32
@@ -34,21 +36,56 @@ _SEARCH_TOLERANCE, _SEARCH_TRIALS = 1e-2, 30
 
 
 @record
-class Line:
-    """The objective along theta - eta s."""
+class Rows:
+    """The logits of examples, and how they change along the line."""
 
-    problem: Problem
+    weights: Float[Array, " b"]
     log_p: Float[Array, "b n"]
     p: Float[Array, "b n"]
     e: Float[Array, "b n"]  # 0 where a label is removed
     removed: Bool[Array, "b n"]
+
+    def variances(self) -> Float[Array, " b"]:
+        """v_j."""
+        return jnp.sum(self.p * self.e**2, axis=1)
+
+    def radii(self) -> Float[Array, " b"]:
+        """r_j, 0 for examples that do not count."""
+        r = jnp.max(jnp.where(self.removed, 0, -self.e), axis=1)
+        return jnp.where(self.weights == 0, 0, r)
+
+    def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
+        """sum_j w_j R_j(eta)."""
+        x = -eta * self.e
+        is_near = jnp.max(x, axis=1) < 1
+        # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
+        near = jnp.log1p(jnp.sum(self.p * exponential_remainder(jnp.where(is_near[:, None], x, 0)), axis=1))
+        # On logarithms: a p that is too small for its dtype counts once x is large.
+        far = jax.nn.logsumexp(self.log_p + x, axis=1)
+        return weighted_sum(self.weights, jnp.where(is_near, near, far))
+
+    def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The mean and the variance of e_j under the softmax at eta, summed over examples."""
+        q = jax.nn.softmax(self.log_p - eta * self.e, axis=1)
+        mean = jnp.sum(q * self.e, axis=1)
+        square = jnp.sum(q * self.e**2, axis=1)
+        return weighted_sum(self.weights, mean), weighted_sum(self.weights, square - mean**2)
+
+
+@record
+class Line:
+    """The objective along theta - eta s."""
+
+    rows: Any  # `Rows`, or whatever has its last two methods
+    weights: Float[Array, " b"]
     v: Float[Array, " b"]
+    r: Float[Array, " b"]
     a: Float[Array, ""]
     c: Float[Array, ""]
 
     def newton_decrease(self) -> Float[Array, ""]:
         """a^2/(2 V), V = sum_j w_j v_j + c: by the second-order expansion; neither certificate exceeds it."""
-        return self.a**2 / (2 * (self.problem.mean(self.v) + self.c))
+        return self.a**2 / (2 * (weighted_sum(self.weights, self.v) + self.c))
 
     def decrease(self, eta: Float[Array, ""]) -> Float[Array, ""]:
         """Of the objective, from 0 to eta.
@@ -56,28 +93,12 @@ class Line:
         Computed from R, whose terms are all positive, and not from two values of the objective: near the optimum their
         difference is smaller than their rounding errors.
         """
-        x = -eta * self.e
-        largest = jnp.max(x, axis=1)
-
-        def near(x):
-            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-            return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=1))
-
-        def everywhere(x):
-            # On logarithms: a p that is too small for its dtype counts once x is large.
-            is_near = largest < 1
-            far = jax.nn.logsumexp(self.log_p + x, axis=1)
-            return jnp.where(is_near, near(jnp.where(is_near[:, None], x, 0)), far)
-
-        remainder = jax.lax.cond(jnp.max(largest) < 1, near, everywhere, x)
-        return eta * self.a - eta**2 * self.c / 2 - self.problem.mean(remainder)
+        return eta * self.a - eta**2 * self.c / 2 - self.rows.remainder(eta)
 
     def slope(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The derivative of the objective by eta, -a at 0, and its own derivative."""
-        q = jax.nn.softmax(self.log_p - eta * self.e, axis=1)
-        mean = jnp.sum(q * self.e, axis=1)
-        square = jnp.sum(q * self.e**2, axis=1)
-        return -self.a + eta * self.c - self.problem.mean(mean), self.c + self.problem.mean(square - mean**2)
+        mean, variance = self.rows.moments(eta)
+        return -self.a + eta * self.c - mean, self.c + variance
 
     def search(self, first: Float[Array, ""]) -> Float[Array, ""]:
         """The eta at which the objective is least, by its slope, from a first guess."""
@@ -99,7 +120,13 @@ class Line:
         return jnp.where(jnp.isfinite(decrease), jnp.maximum(decrease, 0), 0)
 
 
-def make_line(problem: Problem, logits: Array, u: Array, a: Array, c: Array) -> Line:
+def make_line(weights: Array, logits: Array, u: Array, a: Array, c: Array) -> Line:
+    """From the logits and their displacement."""
+    rows = make_rows(weights, logits, u)
+    return Line(rows=rows, weights=weights, v=rows.variances(), r=rows.radii(), a=a, c=c)
+
+
+def make_rows(weights: Array, logits: Array, u: Array) -> Rows:
     """From the logits and their displacement."""
     removed = logits == -jnp.inf
     # Both from the same exponentials, which cost more than the rest.
@@ -111,7 +138,7 @@ def make_line(problem: Problem, logits: Array, u: Array, a: Array, c: Array) -> 
     e = jnp.where(removed, 0, u)
     for _ in range(2):
         e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=1, keepdims=True))
-    return Line(problem=problem, log_p=log_p, p=p, e=e, removed=removed, v=jnp.sum(p * e**2, axis=1), a=a, c=c)
+    return Rows(weights=weights, log_p=log_p, p=p, e=e, removed=removed)
 
 
 def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array, Array]:
@@ -133,10 +160,12 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     1)/r_j. It is zero between log(1 + r a/V)/r with r the largest and with r the mean of all radii, that of c being 0;
     V = sum_j w_j v_j + c. From the right, Newton's method goes there without a detour.
     """
-    v = line.v
-    r = jnp.max(jnp.where(line.removed, 0, -line.e), axis=1)
-    r = jnp.where(line.problem.weights == 0, 0, r)
-    mean, total = line.problem.mean, line.problem.mean(v) + line.c
+    v, r = line.v, line.r
+
+    def mean(values):
+        return weighted_sum(line.weights, values)
+
+    total = mean(v) + line.c
     newton = line.a / total
     # Beyond, a label whose p is too small for its dtype, and so missing from v, could matter.
     largest = jnp.max(r)

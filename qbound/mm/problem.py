@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qbound import checks, trees
-from qbound.batches import full_weights, logits_shape, normalised
+from qbound.batches import full_weights, logits_shape, normalised, weighted_sum
 from qbound.mm.results import Result
 from qbound.models import BatchMap, KroneckerMap
 from qbound.records import record
@@ -35,8 +35,8 @@ class Problem:
     verdict: Int[Array, ""]  # a `Result`: UNFINISHED if nothing is wrong
 
     def mean(self, values: Float[Array, " b"]) -> Float[Array, ""]:
-        """Over the examples. A weight of 0 removes its example, even one that is infinite."""
-        return jnp.sum(jnp.where(self.weights == 0, 0, self.weights * values))
+        """Over the examples."""
+        return weighted_sum(self.weights, values)
 
     def value_and_gradient(
         self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]

@@ -14,12 +14,13 @@ from jaxtyping import Array
 from qbound import cg, checks, trees
 from qbound.bounds import bohning_bound, log_partition_bound, second_order_expansion
 from qbound.curvature import Curvature, ModelCurvature
-from qbound.mm.certificates import Line, certified_by_bound, certified_locally, make_line
+from qbound.mm.certificates import make_line
+from qbound.mm.length import StepLength, step_length
 from qbound.mm.problem import Problem, common_part
 from qbound.mm.results import Certificate, Result
 from qbound.mm.state import MMInfo, MMState
 from qbound.models import BatchMap, KroneckerMap, linearise
-from qbound.solve import solve_dense
+from qbound.solve import solve_scaled
 from qbound.types import Order
 
 __all__ = ["Curvatures", "MMOptions", "Solver", "evaluate", "first_state", "take_step"]
@@ -35,9 +36,6 @@ _LOOSEST = 0.5
 # decrease the objective by so many units of its rounding. Newton's method makes fast progress or none: only a part of
 # the last least value counts; with a global bound, any new one does.
 _NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
-# The bound is not asked where the local certificate gives so large a part of Newton's decrease, and no search is made
-# where it gives nearly all.
-_ENOUGH, _NEAR = 0.5, 0.97
 # The objective may rise by so many units of rounding.
 _ROUNDING = 8
 # What the rounding of the parameters costs is computed where it could be so large a part of what is certified.
@@ -125,8 +123,12 @@ def take_step(
     s = jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
     u = linear_map.forward(s).astype(dtype)
-    line = make_line(problem, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
-    step = _length(problem, state.logits, u, line, options, eta)
+    line = make_line(problem.weights, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
+
+    def quadratic():
+        return problem.mean(jax.vmap(lambda m, u: m.quadratic(u))(_terms(options.bound, state.logits), u))
+
+    step = step_length(line, quadratic, is_local=options.is_local, search=options.search, eta=eta)
     # 3. The objective at the new parameters, which are rounded once, here.
     rounded = jax.lax.optimization_barrier(trees.add_scaled(state.params, -step.length, s))
     point = evaluate(problem, logits_fn, inputs, rounded)
@@ -179,7 +181,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
             matrix = jax.lax.cond(state.newton, dense(hessian), dense(bound))
         else:
             matrix = dense(hessian if options.curvature == "hessian" else bound)()
-        return _solve_scaled(matrix, problem, g), jnp.zeros((), jnp.int32), jnp.ones_like(state.objective)
+        return _solve(matrix, problem, g), jnp.zeros((), jnp.int32), jnp.ones_like(state.objective)
 
     if cg_tolerance is None:
         rough = jnp.minimum(_LOOSEST, jnp.sqrt(state.gradient_norm / state.first_norm))
@@ -219,47 +221,9 @@ def _without_rounding_of_the_common_part(problem, s, params):
     return jax.tree.map(leaf, problem.l2, s, common_part(s), common_part(params))
 
 
-class _Step(NamedTuple):
-    """How far to go along s."""
-
-    length: Array
-    certified: Array  # decrease
-    actual: Array
-    local: Array  # whether certified locally
-
-
-def _length(problem, logits, u, line: Line, options: MMOptions, eta) -> _Step:
-    """By the better of two certificates, or further by a line search."""
-
-    def by_bound():
-        quadratic = jax.vmap(lambda m, u: m.quadratic(u))(_terms(options.bound, logits), u)
-        return *certified_by_bound(line, problem.mean(quadratic), eta), jnp.array(False)
-
-    def by_both():
-        bound_length, bound_certified, _ = by_bound()
-        local = local_certified >= bound_certified
-        return jnp.where(local, local_length, bound_length), jnp.maximum(local_certified, bound_certified), local
-
-    if options.is_local:
-        local_length, local_certified = certified_locally(line)
-        # Nothing certifies more than Newton's decrease; from a half of it on, the bound is not asked.
-        part = local_certified / line.newton_decrease()
-        alone = (local_length, local_certified, jnp.array(True))
-        length, certified, local = jax.lax.cond(part > _ENOUGH, lambda: alone, by_both)
-        # Close to Newton's step there is nothing left to search for.
-        searched = jnp.array(options.search) & (part < _NEAR)
-    else:
-        length, certified, local = by_bound()
-        searched = jnp.array(options.search)
-    found = jax.lax.cond(searched, line.search, lambda length: length, length) if options.search else length
-    actual = line.decrease(found)
-    # A search that rounding has led astray is not followed.
-    astray = ~(actual >= certified) & (found != length)
-    found, actual = jax.lax.cond(astray, lambda: (length, line.decrease(length)), lambda: (found, actual))
-    return _Step(found, certified, actual, local)
-
-
-def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point: Point, moved) -> tuple[_Step, Array]:
+def _rounded_step(
+    problem, linear_map, state: MMState, s, u, step: StepLength, point: Point, moved
+) -> tuple[StepLength, Array]:
     """The step to the parameters as they were rounded, `moved` from the old ones; and the passes that knowing it took.
 
     With large inputs, a unit of rounding of the parameters can change the logits by more than the step was to change
@@ -275,10 +239,10 @@ def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point:
     def taken():
         displacement = linear_map.forward(moved).astype(u.dtype)
         slope = trees.dot(state.gradient, moved)
-        line = make_line(problem, state.logits, displacement, slope, problem.penalty(moved, moved))
+        line = make_line(problem.weights, state.logits, displacement, slope, problem.penalty(moved, moved))
         actual = line.decrease(jnp.ones_like(slope))
         certified = step.certified - jnp.maximum(step.actual - actual, 0)
-        return _Step(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)
+        return StepLength(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)
 
     def nearly():
         return step._replace(certified=step.certified - loss), jnp.zeros_like(step.length)
@@ -286,21 +250,11 @@ def _rounded_step(problem, linear_map, state: MMState, s, u, step: _Step, point:
     return jax.lax.cond(loss > _NEGLIGIBLE * step.certified, taken, nearly)
 
 
-def _solve_scaled(matrix, problem, g):
-    """(C + l2) s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
-
-    Some damping keeps the factorisation alive: one unit of rounding if that is enough, as many as it can take if not.
-    """
+def _solve(matrix, problem, g):
+    """(C + l2) s = g."""
     l2, _ = ravel_pytree(jax.tree.map(lambda c, leaf: jnp.broadcast_to(c, leaf.shape), problem.l2, g))
     g, unravel = ravel_pytree(g)
-    matrix = matrix + jnp.diag(l2)
-    diagonal = jnp.diag(matrix)
-    scale = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
-    matrix = scale[:, None] * matrix * scale[None, :]
-    eps = jnp.finfo(g.dtype).eps
-    s = solve_dense(matrix, scale * g, eps)
-    s = jax.lax.cond(trees.all_finite(s), lambda: s, lambda: solve_dense(matrix, scale * g, 4 * g.size * eps))
-    return unravel(scale * s)
+    return unravel(solve_scaled(matrix + jnp.diag(l2), g))
 
 
 def _next_state(state: MMState, point: Point, certified, newton) -> MMState:

@@ -11,19 +11,15 @@ from hypothesis import strategies as st
 
 import qbound
 from qbound.mm.certificates import certified_by_bound, certified_locally, make_line
-from qbound.mm.problem import Problem
 from tests import reference, strategies
 
 DTYPES = (jnp.float32, jnp.float64)
 
 
 def line_of(logits, u, a, c, weights=None):
-    """A line through given logits. The targets play no part beyond a = g's."""
-    b, n = logits.shape
-    dtype = logits.dtype
-    weights = jnp.full(b, 1 / b, dtype) if weights is None else weights
-    problem = Problem(targets=jnp.zeros((b, n), dtype), weights=weights, l2=None, verdict=jnp.int32(0))
-    return make_line(problem, logits, u, a, c)
+    """A line through given logits."""
+    weights = jnp.full(len(logits), 1 / len(logits), logits.dtype) if weights is None else weights
+    return make_line(weights, logits, u, a, c)
 
 
 @jax.jit
