@@ -226,3 +226,47 @@ def frequent_directions(rows, k, block):
         matrix = vectors[:, -k:] @ np.diag(kept) @ vectors[:, -k:].T
         delta += least
     return matrix, delta
+
+
+def with_ones(inputs):
+    return np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
+
+
+def contrasts(n):
+    """Orthonormal columns (n, n - 1) that sum to 0: the first so many labels against the next."""
+    columns = [np.concatenate([np.ones(k), [-k], np.zeros(n - k - 1)]) / math.sqrt(k * (k + 1)) for k in range(1, n)]
+    return np.array(columns).T
+
+
+def linear_model(inputs, labels, weights, l2, params):
+    """sum_j w_j [log Z_j - h_{j y_j}] + sum_ki l2_i W_ki^2 / 2: the objective, its gradient (n, e) and Hessian.
+
+    Params W are (n, e), the Hessian (n e, n e), and the weights are taken as they are.
+    """
+    n, e = params.shape
+    logits = inputs @ params.T
+    losses = [log_sum_exp(h) - h[y] for h, y in zip(logits, labels, strict=True)]
+    p = np.array([softmax(h) for h in logits])
+    matrix = np.diag(np.tile(l2, n))
+    for k in range(n):
+        for l in range(n):
+            curvature = weights * p[:, k] * ((k == l) - p[:, l])
+            matrix[k * e : (k + 1) * e, l * e : (l + 1) * e] += (curvature[:, None] * inputs).T @ inputs
+    gradient = (weights[:, None] * (p - np.eye(n)[labels])).T @ inputs + l2 * params
+    return weights @ losses + np.sum(l2 * params**2) / 2, gradient, matrix
+
+
+def linear_optimum(inputs, labels, weights, l2, n):
+    """Where `linear_model` is least, by Newton's method with halved steps: params (n, e)."""
+    params = np.zeros((n, inputs.shape[1]))
+    for _ in range(100):
+        objective, gradient, matrix = linear_model(inputs, labels, weights, l2, params)
+        # What all labels share changes nothing where it is not penalised: the least of all solutions.
+        direction = np.linalg.lstsq(matrix, gradient.ravel(), rcond=1e-13)[0].reshape(params.shape)
+        eta = 1.0
+        while eta > 1e-3 and linear_model(inputs, labels, weights, l2, params - eta * direction)[0] > objective:
+            eta /= 2
+        if eta <= 1e-3 or np.max(np.abs(gradient)) < 1e-14:
+            break
+        params = params - eta * direction
+    return params

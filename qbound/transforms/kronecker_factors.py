@@ -19,7 +19,16 @@ from qbound.models import linear_logits
 from qbound.solve import HIGHEST, times
 from qbound.types import Order, working_dtype
 
-__all__ = ["KspfbFactors", "curvature_of", "empty_factors", "layout_of", "with_inputs", "with_labels"]
+__all__ = [
+    "KspfbFactors",
+    "curvature_of",
+    "empty_factors",
+    "input_scales",
+    "layout_of",
+    "mean_label_curvature",
+    "with_inputs",
+    "with_labels",
+]
 
 # Above so many labels the label curvature is Böhning's: an n x n eigendecomposition would dwarf the rest.
 LABELS_LIMIT = 1000
@@ -157,7 +166,7 @@ def with_inputs(
     finite = jnp.all(jnp.isfinite(new)) & (jnp.trace(new) > 0)
     total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
     mean = jnp.where(finite, total / count, 0)
-    scales = _scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])
+    scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])
     values, vectors = _eigenvectors(scales[:, None] * mean * scales[None, :])
     entered = factors._replace(
         factor_inputs=total,
@@ -169,7 +178,7 @@ def with_inputs(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
 
 
-def _scales(moments: Float[Array, " e"]) -> Float[Array, " e"]:
+def input_scales(moments: Float[Array, " e"]) -> Float[Array, " e"]:
     """1/sqrt(m_i + median m): columns of large numbers are made small, and rare columns are not made large."""
     typical = jnp.median(moments)
     typical = jnp.where(typical > 0, typical, jnp.mean(moments))

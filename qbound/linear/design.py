@@ -1,0 +1,74 @@
+"""The inputs of all examples, as what can be multiplied by parameters, whole or in blocks of rows."""
+
+import abc
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from qbound.records import record
+from qbound.solve import times
+
+__all__ = ["Dense", "Design"]
+
+# The most numbers in the inputs of a block, so that both products with it find it in the cache, and in its logits.
+_BLOCK_INPUTS, _BLOCK_LOGITS = 3 << 19, 1 << 22
+
+
+class Design(abc.ABC):
+    """A matrix X (b, d)."""
+
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(b, d)."""
+
+    @abc.abstractmethod
+    def forward(self, v: Float[Array, "n d"]) -> Float[Array, "b n"]:
+        """X V'."""
+
+    @abc.abstractmethod
+    def transpose(self, r: Float[Array, "b n"]) -> Float[Array, "n d"]:
+        """R'X."""
+
+    @abc.abstractmethod
+    def squared(self) -> "Design":
+        """The squares of its entries."""
+
+    @abc.abstractmethod
+    def block_size(self, labels: int) -> int:
+        """How many rows to take at a time, with so many labels."""
+
+    @abc.abstractmethod
+    def block(self, start: Int[Array, ""], size: int) -> "Design":
+        """`size` rows from `start` on; b of them are all."""
+
+
+@final
+@record
+class Dense(Design):
+    """X as an array."""
+
+    x: Float[Array, "b d"]
+
+    def shape(self):
+        b, d = self.x.shape
+        return b, d
+
+    def forward(self, v):
+        return times(self.x, v.T)
+
+    def transpose(self, r):
+        # In this order both products read the rows of X as they lie in memory.
+        return times(r.T, self.x)
+
+    def squared(self):
+        return Dense(self.x**2)
+
+    def block_size(self, labels):
+        b, d = self.shape()
+        return min(b, max(64, min(_BLOCK_INPUTS // d, _BLOCK_LOGITS // labels)))
+
+    def block(self, start, size):
+        b, d = self.shape()
+        return self if size == b else Dense(jax.lax.dynamic_slice(self.x, (start, jnp.zeros_like(start)), (size, d)))

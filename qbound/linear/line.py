@@ -1,0 +1,88 @@
+"""The line along a direction: its logits are held if they are few, and made anew in blocks if not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qbound.batches import weighted_sum
+from qbound.bounds import log_partition_bound
+from qbound.linear.objective import Data, fold
+from qbound.mm.certificates import Line, Rows, make_line, make_rows
+from qbound.records import record
+
+__all__ = ["bound_quadratic", "line_along"]
+
+# The most logits of all examples to hold.
+_HELD = 1 << 22
+
+
+@record
+class BlockRows:
+    """The rows of a line, made anew, block by block, whenever they are asked."""
+
+    data: Data
+    params: Float[Array, "n e"]
+    direction: Float[Array, "n e"]
+
+    def sums(self, function: Callable[[Rows], Any], zeros: Any) -> Any:
+        """The sum over blocks of a function of their rows."""
+
+        def add(total, block, _):
+            return jax.tree.map(jnp.add, total, function(make_rows(block.weights, *self.logits(block))))
+
+        return fold(self.data, 2 * len(self.params), add, zeros)
+
+    def logits(self, block: Data) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+        """Of one block, and their displacement."""
+        n = len(self.params)
+        both = block.logits(jnp.concatenate([self.params, self.direction]))
+        return both[:, :n], both[:, n:]
+
+    def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
+        return self.sums(lambda rows: rows.remainder(eta), jnp.zeros_like(eta))
+
+    def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return self.sums(lambda rows: rows.moments(eta), (jnp.zeros_like(eta), jnp.zeros_like(eta)))
+
+
+def line_along(
+    data: Data, params: Float[Array, "n e"], direction: Float[Array, "n e"], a: Float[Array, ""], c: Float[Array, ""]
+) -> Line:
+    """The line along W - eta s, with a = g's and c = s' l2 s; half a pass over the data, as is every sum of it."""
+    rows = BlockRows(data, params, direction)
+    b = data.design.shape()[0]
+    if data.used is None and b * len(params) <= _HELD:
+        return make_line(data.weights, *rows.logits(data), a, c)
+
+    def enter(carry, block, start):
+        v, r = carry
+        here = make_rows(block.weights, *rows.logits(block))
+        # Rows of weight 0 in a block may have been entered by the one before.
+        keep = block.weights > 0
+        return tuple(
+            jax.lax.dynamic_update_slice(
+                old, jnp.where(keep, new, jax.lax.dynamic_slice(old, (start,), (len(new),))), (start,)
+            )
+            for old, new in ((v, here.variances()), (r, here.radii()))
+        )
+
+    zeros = jnp.zeros(b, params.dtype)
+    v, r = fold(data, 2 * len(params), enter, (zeros, zeros))
+    return Line(rows=rows, weights=data.weights, v=v, r=r, a=a, c=c)
+
+
+def bound_quadratic(line: Line) -> Float[Array, ""]:
+    """sum_j w_j u_j'M_j u_j, with M_j the curvature of the global bound and u_j the displacement of logits."""
+
+    def quadratic(log_p, e):
+        # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
+        return log_partition_bound(log_p, order="max_first").curvature.quadratic(e)
+
+    def total(rows: Rows):
+        return weighted_sum(rows.weights, jax.vmap(quadratic)(rows.log_p, rows.e))
+
+    rows = line.rows
+    return total(rows) if isinstance(rows, Rows) else rows.sums(total, jnp.zeros_like(line.a))

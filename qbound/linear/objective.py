@@ -1,0 +1,197 @@
+r"""The objective of a linear softmax model, and its derivatives, in blocks of rows.
+
+.. math:: L(W) = \sum_j w_j [\log Z_j - h_{j y_j}] + \tfrac12 \sum_{ki} \lambda_i W_{ki}^2, \qquad h_j = W x_j
+
+with weights w_j that sum to 1 and W (n, e): labels by inputs. With an intercept, e = d + 1 and the inputs have a 1 at
+their end, which is never stored. No array of all logits exists: what needs them makes them, one block at a time.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from qbound.batches import weighted_sum
+from qbound.linear.design import Dense, Design
+from qbound.records import record
+from qbound.solve import HIGHEST, times
+
+__all__ = ["Data", "Point", "diagonal", "centred", "contrasts", "evaluate", "extended", "fold", "hessian", "product"]
+
+# Up to so many labels the mean label curvature is a matrix, beyond only its diagonal.
+LABEL_LIMIT = 500
+# The most rows of a block where some of the rows may be left out.
+_SAMPLE_BLOCK = 4096
+
+
+@record
+class Data:
+    """Examples.
+
+    With `used`, all weights are 0 from that row on, and time is spent only on the rows before.
+    """
+
+    design: Design
+    labels: Int[Array, " b"]
+    weights: Float[Array, " b"]  # of sum 1
+    used: Int[Array, ""] | None = None
+
+    def logits(self, v: Float[Array, "n e"]) -> Float[Array, "b n"]:
+        """X V'."""
+        d = self.design.shape()[1]
+        logits = self.design.forward(v[:, :d])
+        return logits if v.shape[1] == d else logits + v[None, :, d]
+
+    def pull_back(self, rows: Float[Array, "b n"], inputs: int) -> Float[Array, "n e"]:
+        """R' diag(w) X, for e inputs."""
+        w = self.weights[:, None]
+        return self.pull_back_rows(jnp.where(w == 0, 0, w * rows), inputs)
+
+    def pull_back_rows(self, rows: Float[Array, "b n"], inputs: int) -> Float[Array, "n e"]:
+        """R'X, for e inputs."""
+        product = self.design.transpose(rows)
+        return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 0)[:, None]], axis=1)
+
+
+def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any) -> Any:
+    """`carry = function(carry, block, start)` for every block of rows; those seen before have a weight of 0."""
+    b = data.design.shape()[0]
+    size = data.design.block_size(labels)
+    zero = jnp.zeros((), jnp.int32)
+    if data.used is not None:
+        size = min(size, _SAMPLE_BLOCK)
+    if size == b:
+        return function(carry, data, zero)
+
+    def one(i, carry):
+        # The last block goes back to rows of the one before, so that all have one size.
+        first = (i * size).astype(jnp.int32)
+        start = jnp.minimum(first, b - size)
+        weights = jax.lax.dynamic_slice(data.weights, (start,), (size,))
+        weights = jnp.where(jnp.arange(size, dtype=jnp.int32) < first - start, 0, weights)
+        labels = jax.lax.dynamic_slice(data.labels, (start,), (size,))
+        return function(carry, Data(data.design.block(start, size), labels, weights), start)
+
+    count = -(-b // size) if data.used is None else (data.used + (size - 1)) // size
+    return jax.lax.fori_loop(0, count, one, carry)
+
+
+class Point(NamedTuple):
+    """The objective at some parameters.
+
+    Attributes:
+      params: W.
+      objective: L.
+      gradient: of L.
+      size: the largest absolute entry of the gradient.
+      label_curvature: the mean of diag(p) - pp', or its diagonal where there are many labels.
+    """
+
+    params: Float[Array, "n e"]
+    objective: Float[Array, ""]
+    gradient: Float[Array, "n e"]
+    size: Float[Array, ""]
+    label_curvature: Float[Array, "..."]
+
+
+def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
+    """One pass over the data."""
+    n, e = params.shape
+    is_matrix = n <= LABEL_LIMIT
+
+    def add(carry, block: Data, _):
+        loss, gradient, curvature = carry
+        t = jax.nn.one_hot(block.labels, n, dtype=params.dtype)
+        h = block.logits(params)
+        # Measured from what was observed, logits lose no digits of the loss.
+        h = h - jnp.sum(t * h, axis=1, keepdims=True)
+        largest = jnp.max(h, axis=1, keepdims=True)
+        exponentials = jnp.exp(h - largest)
+        total = jnp.sum(exponentials, axis=1, keepdims=True)
+        p = exponentials / total
+        loss += weighted_sum(block.weights, (largest + jnp.log(total))[:, 0])
+        d = p - t
+        # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
+        gradient += block.pull_back(d - t * jnp.sum(d, axis=1, keepdims=True), e)
+        weighted = block.weights[:, None] * p
+        if is_matrix:
+            curvature += jnp.diag(jnp.sum(weighted, axis=0)) - times(weighted.T, p)
+        else:
+            curvature += jnp.sum(weighted * (1 - p), axis=0)
+        return loss, gradient, curvature
+
+    zero = jnp.zeros((), params.dtype)
+    curvature = jnp.zeros((n, n) if is_matrix else (n,), params.dtype)
+    loss, gradient, curvature = fold(data, n, add, (zero, jnp.zeros_like(params), curvature))
+    gradient = centred(gradient) + l2[None, :] * params
+    objective = loss + jnp.sum(l2[None, :] * params**2) / 2
+    return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature)
+
+
+def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
+    """Without the part that is the same for all labels, on which no probability depends."""
+    return v - jnp.mean(v, axis=0, keepdims=True)
+
+
+def product(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], v: Float[Array, "n e"]) -> Array:
+    """The Hessian times v; one pass over the data."""
+    n, e = params.shape
+    # Logits and their displacements in one product, for one reading of the inputs.
+    both = jnp.concatenate([params, v])
+
+    def add(total, block: Data, _):
+        logits = block.logits(both)
+        p, u = jax.nn.softmax(logits[:, :n], axis=1), logits[:, n:]
+        return total + block.pull_back(p * (u - jnp.sum(p * u, axis=1, keepdims=True)), e)
+
+    return centred(fold(data, 2 * n, add, jnp.zeros_like(v))) + l2[None, :] * v
+
+
+def diagonal(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "n e"]:
+    """Of the Hessian."""
+    n, e = params.shape
+
+    def add(total, block: Data, _):
+        p = jax.nn.softmax(block.logits(params), axis=1)
+        return total + Data(block.design.squared(), block.labels, block.weights).pull_back(p * (1 - p), e)
+
+    return fold(data, n, add, jnp.zeros_like(params)) + l2[None, :]
+
+
+def hessian(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "k k"]:
+    """The Hessian in coordinates Z (m, e), m = n - 1, of W = Q Z, whose columns span what sums to 0 over labels."""
+    n, e = params.shape
+    q = contrasts(n, params.dtype)
+    m = n - 1
+    identity = jnp.eye(n, dtype=params.dtype)
+
+    def add(total, block: Data, _):
+        p = jax.nn.softmax(block.logits(params), axis=1)
+        labels = p[:, :, None] * identity[None] - p[:, :, None] * p[:, None, :]
+        labels = jnp.einsum("kp,jkl,lq->jpq", q, block.weights[:, None, None] * labels, q, precision=HIGHEST)
+        x = extended(block.design, e)
+        rows = (labels[:, :, :, None] * x[:, None, None, :]).reshape(len(x), -1)
+        return total + times(rows.T, x)
+
+    # As many labels as one row of what is formed has entries.
+    total = fold(data, m * m * e, add, jnp.zeros((m * m * e, e), params.dtype))
+    matrix = total.reshape(m, m, e, e).transpose(0, 2, 1, 3).reshape(m * e, m * e)
+    return matrix + jnp.diag(jnp.tile(l2, m))
+
+
+def extended(design: Design, inputs: int) -> Float[Array, "b e"]:
+    """The inputs as an array, with a 1 at the end of each if there is an intercept."""
+    if not isinstance(design, Dense):
+        raise TypeError(f"design: expected Dense inputs; got {type(design).__name__}")
+    x = design.x
+    return x if inputs == x.shape[1] else jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], axis=1)
+
+
+def contrasts(n: int, dtype: Any) -> Float[Array, "n m"]:
+    """Orthonormal columns that sum to 0."""
+    k = jnp.arange(1, n)
+    above = (jnp.arange(n)[:, None] < k[None, :]).astype(dtype)
+    matrix = above - (jnp.arange(n)[:, None] == k[None, :]).astype(dtype) * k[None, :].astype(dtype)
+    return matrix / jnp.sqrt((k * (k + 1)).astype(dtype))[None, :]

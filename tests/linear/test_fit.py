@@ -1,0 +1,275 @@
+"""Fits from start to end: certified, monotone, and to the tolerance, with every solver and in blocks."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+from qbound.linear import Sparse, design
+from qbound.linear.objective import Data
+from qbound.mm.results import Result
+from tests import reference
+from tests.linear.problems import N, problem
+
+# The package's attribute of this name is the function.
+module = importlib.import_module("qbound.linear.fit")
+line = importlib.import_module("qbound.linear.line")
+
+TOLERANCE = 1e-9
+SOLVERS = ("dense", "kronecker", "diagonal")
+PROBLEM = problem()
+ROUNDING = 1e-13
+
+
+@pytest.fixture(scope="module")
+def optimum():
+    p = PROBLEM
+    return reference.linear_optimum(p.inputs, p.labels, p.weights, p.l2, N)
+
+
+def objective_at(params, p=PROBLEM):
+    return reference.linear_model(p.inputs, p.labels, p.weights, p.l2, np.asarray(params, float))[0]
+
+
+def as_sparse(p, dtype=jnp.float64):
+    rows = Sparse.from_csr(scipy.sparse.csr_array(p.x), dtype)
+    return Data(rows, jnp.asarray(p.labels), jnp.asarray(p.weights, dtype))
+
+
+def run(patch, solver="kronecker", p=PROBLEM, dtype=jnp.float64, start=None, **kwargs):
+    """A fit with a given solver, from parameters of zero."""
+    patch.setattr(module, "_DENSE_LIMIT", 256 if solver == "dense" else 0)
+    data = as_sparse(p, dtype) if solver == "diagonal" else p.data(dtype)
+    start = np.zeros_like(p.params) if start is None else start
+    arguments = {"tolerance": TOLERANCE, "max_steps": 100, **kwargs}
+    return module.fit(data, jnp.asarray(p.l2, dtype), jnp.asarray(start, dtype), **arguments)
+
+
+def with_batches(patch, **constants):
+    """A stochastic phase for few examples."""
+    for name, value in {"_MIN_BATCHES": 3, "_BATCH": 40, **constants}.items():
+        patch.setattr(module, name, value)
+
+
+@pytest.fixture(scope="module", params=SOLVERS)
+def solver(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def fitted(solver):
+    with pytest.MonkeyPatch.context() as patch:
+        return run(patch, solver)
+
+
+@pytest.fixture(scope="module")
+def with_first_phase():
+    with pytest.MonkeyPatch.context() as patch:
+        with_batches(patch)
+        return run(patch, rng=np.random.RandomState(1))
+
+
+def assert_decreases(fit):
+    """Every certified step, by what it was certified to at least."""
+    objectives = np.array([entry.objective for entry in fit.history])
+    certified = np.array([entry.certified_decrease for entry in fit.history])
+    falls = objectives[:-1] - objectives[1:]
+    assert np.all(falls >= -ROUNDING)
+    assert np.all(certified[1:] <= falls + ROUNDING)
+    is_certified = np.array([entry.phase == "mm" for entry in fit.history])
+    assert np.all(certified[is_certified] > 0) and np.all(certified[~is_certified] == 0)
+
+
+def test_fit_finds_the_optimum(fitted, optimum):
+    assert fitted.result == Result.CONVERGED
+    gradient = reference.linear_model(*PROBLEM[1:5], np.asarray(fitted.params))[1]
+    assert np.max(np.abs(gradient)) <= 1.01 * TOLERANCE
+    np.testing.assert_allclose(fitted.params, optimum, atol=1e-6)
+
+
+def test_every_step_falls_by_what_is_certified(fitted):
+    assert fitted.steps > 2
+    assert_decreases(fitted)
+    # Most of the way is certified, not just a little of it.
+    fall = fitted.history[0].objective - fitted.history[-1].objective
+    assert sum(entry.certified_decrease for entry in fitted.history) > 0.3 * fall
+
+
+def test_history_tells_where_the_fit_stood(fitted, solver):
+    first, last = fitted.history[0], fitted.history[-1]
+    assert [entry.phase for entry in fitted.history] == ["start"] + fitted.steps * ["mm"]
+    assert first.objective == pytest.approx(np.log(N), rel=1e-12)
+    assert last.objective == pytest.approx(objective_at(fitted.params), rel=1e-12)
+    assert last.gradient <= TOLERANCE < fitted.history[-2].gradient
+    seconds = [entry.seconds for entry in fitted.history]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+    assert all((entry.cg_steps > 0) == (solver != "dense") for entry in fitted.history[1:])
+
+
+def test_callback_gets_every_entry_of_the_history(monkeypatch):
+    entries = []
+    fit = run(monkeypatch, "dense", callback=entries.append)
+    assert entries == fit.history
+
+
+def test_fit_in_blocks_is_that_in_one(monkeypatch, optimum):
+    """Compiled anew: programs keep the sizes of blocks."""
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    monkeypatch.setattr(line, "_HELD", 0)
+    try:
+        jax.clear_caches()
+        fit = run(monkeypatch)
+        assert fit.result == Result.CONVERGED
+        assert_decreases(fit)
+        np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
+    finally:
+        jax.clear_caches()
+
+
+def test_first_phase_is_entered_in_the_history(with_first_phase, optimum):
+    fit = with_first_phase
+    phases = [entry.phase for entry in fit.history]
+    first, certified = phases.count("stochastic"), phases.count("mm")
+    assert phases == ["start"] + first * ["stochastic"] + certified * ["mm"]
+    assert first > 1
+    rounds = (fit.steps - module._EPOCHS - certified) / module._ROUND
+    assert rounds in (first - 1, first)  # the last may not have gained anything
+    assert fit.result == Result.CONVERGED
+    assert_decreases(fit)
+    np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
+
+
+def test_first_phase_goes_a_good_part_of_the_way(with_first_phase, optimum):
+    """In 15 steps, short ones because batches are small."""
+    start, end = (entry.objective for entry in with_first_phase.history[:2])
+    least = objective_at(optimum)
+    assert end - least < 0.7 * (start - least)
+
+
+def test_first_phase_depends_on_its_random_numbers_alone(monkeypatch, with_first_phase):
+    with_batches(monkeypatch)
+    objectives = [
+        run(monkeypatch, rng=np.random.RandomState(seed), max_steps=1).history[1].objective for seed in (1, 2)
+    ]
+    assert objectives[0] == with_first_phase.history[1].objective != objectives[1]
+
+
+@pytest.mark.parametrize("rate", [1e4, np.inf], ids=["too long", "not finite"])
+def test_first_phase_is_forgotten_if_the_objective_does_not_fall(monkeypatch, rate):
+    with_batches(monkeypatch, _FIRST_RATE=rate)
+    fit = run(monkeypatch)
+    start, end = fit.history[:2]
+    assert end.phase == "stochastic"
+    assert (end.objective, end.gradient) == (start.objective, start.gradient)
+    assert fit.result == Result.CONVERGED
+    assert_decreases(fit)
+
+
+def test_variance_is_reduced_only_where_gradients_can_be_remembered(monkeypatch):
+    with_batches(monkeypatch, _REMEMBERED=0)
+    fit = run(monkeypatch)
+    assert [entry.phase for entry in fit.history].count("stochastic") == 1
+    assert fit.result == Result.CONVERGED
+
+
+@pytest.mark.parametrize(
+    "constants", [{"stochastic": False}, {"tolerance": 10.0}, {"max_steps": 0}, {"_MIN_BATCHES": 4}], ids=str
+)
+def test_there_is_no_first_phase_where_none_is_wanted(monkeypatch, constants):
+    with_batches(monkeypatch, **{name: value for name, value in constants.items() if name.startswith("_")})
+    kwargs = {name: value for name, value in constants.items() if not name.startswith("_")}
+    fit = run(monkeypatch, **{"max_steps": 1, **kwargs})
+    assert "stochastic" not in [entry.phase for entry in fit.history]
+
+
+def with_samples(patch):
+    """Newton's method on samples, for few examples."""
+    for name, value in {"_SAMPLES": (30, 60), "_SAMPLE_SHARE": 2}.items():
+        patch.setattr(module, name, value)
+
+
+def test_first_phase_of_few_coefficients_takes_samples(monkeypatch, optimum):
+    with_samples(monkeypatch)
+    fit = run(monkeypatch, "dense", rng=np.random.RandomState(1))
+    phases = [entry.phase for entry in fit.history]
+    assert phases == ["start", "stochastic"] + (len(phases) - 2) * ["mm"]
+    assert fit.steps > len(phases) - 2
+    assert fit.result == Result.CONVERGED
+    assert_decreases(fit)
+    # Of the true objective, not of that of the sample.
+    start, end = (entry.objective for entry in fit.history[:2])
+    least = objective_at(optimum)
+    assert end - least < 0.5 * (start - least)
+    np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
+
+
+def test_samples_that_mislead_are_forgotten(monkeypatch, optimum):
+    """One row of nearly all weight has no other label; the others, of which the samples are, have nothing else."""
+    with_samples(monkeypatch)
+    p = PROBLEM._replace(labels=np.zeros_like(PROBLEM.labels), x=np.ones_like(PROBLEM.x))
+    labels, weights = p.labels.copy(), np.full(len(p.labels), 1e-6)
+    heavy = np.random.RandomState(1).permutation(len(labels))[-1]
+    labels[heavy], weights[heavy] = 1, 1
+    p = p._replace(labels=labels, weights=weights / weights.sum())
+    fit = run(monkeypatch, "dense", p, rng=np.random.RandomState(1))
+    start, end = fit.history[:2]
+    assert end.phase == "stochastic"
+    assert (end.objective, end.gradient) == (start.objective, start.gradient)
+    assert fit.result == Result.CONVERGED
+
+
+def test_solver_follows_the_sizes_of_the_problem():
+    def solver(b, n, e, data=None):
+        labels = jax.ShapeDtypeStruct((b,), jnp.int32)
+        data = PROBLEM.data() if data is None else data
+        object.__setattr__(data, "labels", labels)
+        return module._solver(data, jax.ShapeDtypeStruct((n, e), jnp.float64))
+
+    assert solver(10_000, 3, 128) == "dense"
+    assert solver(10_000, 3, 129) == "kronecker"
+    assert solver(100_000, 10, 2000) == "kronecker"
+    assert solver(100_000, 10, 2001) == "diagonal"
+    assert solver(1000, 10, 1000) == "diagonal"
+    assert solver(10_000, 3, 2, as_sparse(PROBLEM)) == "diagonal"
+
+
+def test_start_that_is_not_finite_is_returned(monkeypatch, solver):
+    start = np.zeros_like(PROBLEM.params)
+    start[1, 2] = np.nan
+    fit = run(monkeypatch, solver, start=start)
+    assert fit.result == Result.NOT_FINITE
+    assert fit.steps == 0 and len(fit.history) == 1
+    np.testing.assert_array_equal(fit.params, start)
+
+
+def test_step_limit_ends_the_fit(monkeypatch, solver, fitted):
+    fit = run(monkeypatch, solver, max_steps=2)
+    assert fit.result == Result.STEP_LIMIT
+    assert fit.steps == 2
+    assert [entry.objective for entry in fit.history] == [entry.objective for entry in fitted.history[:3]]
+    none = run(monkeypatch, solver, max_steps=0)
+    assert none.result == Result.STEP_LIMIT and none.steps == 0 and not np.any(none.params)
+
+
+def test_optimum_as_start_takes_no_step(monkeypatch, fitted, solver):
+    fit = run(monkeypatch, solver, start=np.asarray(fitted.params))
+    assert fit.result == Result.CONVERGED and fit.steps == 0
+
+
+def test_what_all_labels_share_in_the_start_is_removed(monkeypatch, fitted, solver):
+    """No probability depends on it."""
+    shift = np.arange(PROBLEM.params.shape[1]) + 1.0
+    fit = run(monkeypatch, solver, start=np.zeros_like(PROBLEM.params) + shift)
+    np.testing.assert_allclose(fit.history[0].objective, fitted.history[0].objective, rtol=1e-12)
+    np.testing.assert_allclose(fit.params, fitted.params, atol=1e-8)
+
+
+def test_rounding_ends_a_fit_that_wants_too_much(monkeypatch, optimum):
+    fit = run(monkeypatch, "dense", dtype=jnp.float32, tolerance=0.0)
+    assert fit.result == Result.STALLED
+    assert fit.params.dtype == jnp.float32
+    assert fit.steps < 50
+    np.testing.assert_allclose(fit.params, optimum, atol=1e-4)

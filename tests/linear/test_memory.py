@@ -1,0 +1,62 @@
+"""Many labels: no program holds the logits of all examples, which would be 2 GB here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from qbound.linear import Dense, design
+from qbound.linear.factors import InputFactor
+from qbound.linear.newton import propose
+from qbound.linear.objective import Data, Point, evaluate
+from qbound.linear.stochastic import epoch, first_iterate
+
+B, N, D = 50_000, 10_000, 128
+E = D + 1
+BATCH, BATCHES = 419, 119
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# Built without their checks, which arrays that do not exist fail.
+DATA = jax.tree.unflatten(
+    jax.tree.structure(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1))),
+    [array(B, D), array(B, dtype=jnp.int32), array(B)],
+)
+FACTOR = jax.tree.unflatten(
+    jax.tree.structure(InputFactor(jnp.zeros(1), jnp.zeros(1), jnp.zeros((1, 1)))), [array(E), array(E), array(E, E)]
+)
+POINT = Point(array(N, E), array(), array(N, E), array(), array(N))
+
+
+def proposed(solver):
+    factor = FACTOR if solver == "kronecker" else None
+    return propose.lower(DATA, array(E), POINT, factor, array(), solver=solver)
+
+
+PROGRAMS = {
+    "kronecker": lambda: proposed("kronecker"),
+    "diagonal": lambda: proposed("diagonal"),
+    "evaluate": lambda: jax.jit(evaluate).lower(DATA, array(E), array(N, E)),
+    "epoch": lambda: epoch.lower(
+        DATA,
+        array(E),
+        FACTOR,
+        jax.eval_shape(first_iterate, array(N, E)),
+        None,
+        array(BATCHES, BATCH, dtype=jnp.int32),
+        array(BATCHES, dtype=jnp.int32),
+        array(BATCHES),
+        array(),
+        array(N),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory_is_that_of_coefficients_and_of_blocks(name):
+    memory = PROGRAMS[name]().compile().memory_analysis().temp_size_in_bytes
+    coefficients, block = 4 * N * E, 4 * design._BLOCK_LOGITS
+    limit = 10 * coefficients + 4 * block
+    assert memory < limit < 4 * B * N / 10

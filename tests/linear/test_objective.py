@@ -1,0 +1,148 @@
+"""The objective and its derivatives, in one block and in several, against their definitions."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+from qbound.linear import Sparse, design
+from qbound.linear.objective import contrasts, diagonal, evaluate, extended, fold, hessian, product
+from tests import reference
+from tests.linear.problems import B, N, problem
+
+objective = importlib.import_module("qbound.linear.objective")
+
+
+@pytest.fixture(params=["one block", "blocks"])
+def blocks(request, monkeypatch):
+    """How many blocks there are; the last of several has few rows of its own."""
+    if request.param == "one block":
+        return 1
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    return 3
+
+
+def pieces(data, l2, params, v):
+    return evaluate(data, l2, params), product(data, l2, params, v), diagonal(data, l2, params)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
+def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks):
+    p = problem(intercept)
+    # A function of its own for every test: compiled programs keep the sizes of blocks.
+    function = jax.jit(lambda *arguments: pieces(*arguments)) if compiled else pieces
+    point, hv, diag = function(*p.arrays(), jnp.asarray(p.direction))
+    value, gradient, matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)
+    assert float(point.objective) == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
+    assert float(point.size) == pytest.approx(np.max(np.abs(gradient)), rel=1e-10)
+    np.testing.assert_array_equal(point.params, p.params)
+    np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
+    labels = sum(w * reference.hessian(h) for w, h in zip(p.weights, p.logits()[0], strict=True))
+    np.testing.assert_allclose(point.label_curvature, labels, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
+def test_hessian_is_that_in_contrasts_of_labels(intercept, blocks):
+    p = problem(intercept)
+    found = jax.jit(lambda *arguments: hessian(*arguments))(*p.arrays())
+    matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)[2]
+    q = np.kron(reference.contrasts(N), np.eye(len(p.l2)))
+    np.testing.assert_allclose(found, q.T @ matrix @ q, rtol=1e-10, atol=1e-13)
+
+
+def test_contrasts_are_orthonormal_and_sum_to_zero():
+    for n in (2, 3, 7):
+        q = np.asarray(contrasts(n, jnp.float64))
+        np.testing.assert_allclose(q, reference.contrasts(n), rtol=1e-15)
+        np.testing.assert_allclose(q.T @ q, np.eye(n - 1), atol=1e-14)
+        np.testing.assert_allclose(q.sum(0), 0, atol=1e-14)
+
+
+def test_label_curvature_of_many_labels_is_a_diagonal(monkeypatch, blocks):
+    p = problem()
+    expected = np.diag(evaluate(*p.arrays()).label_curvature)
+    monkeypatch.setattr(objective, "LABEL_LIMIT", N - 1)
+    found = evaluate(*p.arrays()).label_curvature
+    assert found.shape == (N,)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_every_row_counts_once_in_blocks(blocks):
+    """Rows that the last block has in common with the one before have no weight there."""
+    data = problem().data()
+    zero = jnp.zeros((), jnp.int32)
+
+    def add(carry, block, start):
+        counts, seen, rows, calls = carry
+        # With the rows as they lie in the data, each weight goes to its place.
+        places = start + jnp.arange(len(block.weights), dtype=jnp.int32)
+        same = jnp.all(block.labels == data.labels[places]) & jnp.all(block.design.x == data.design.x[places])
+        return counts.at[places].add(block.weights), seen & same, rows + len(places), calls + 1
+
+    first = jnp.zeros(B), jnp.array(True), zero, zero
+    counts, seen, rows, calls = fold(data, N, add, first)
+    np.testing.assert_array_equal(counts, data.weights)
+    assert seen
+    assert int(calls) == blocks
+    assert int(rows) == (B if blocks == 1 else 3 * 64)
+
+
+def test_rows_that_are_not_used_take_no_time(monkeypatch):
+    """Nothing is read of blocks without any row in use: they may hold what would spoil every sum."""
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    p = problem()
+    used = 70
+    weights = np.where(np.arange(B) < used, p.weights, 0)
+    spoilt = np.where(np.arange(B)[:, None] < 128, p.x, np.nan)
+    numbers = (jnp.asarray(x) for x in (p.labels, weights))
+    data = objective.Data(design.Dense(jnp.asarray(spoilt)), *numbers, jnp.asarray(used, jnp.int32))
+    _, l2, params = p.arrays()
+    point, hv, diag = jax.jit(lambda *arguments: pieces(*arguments))(data, l2, params, jnp.asarray(p.direction))
+    value, gradient, matrix = reference.linear_model(p.inputs, p.labels, weights, p.l2, p.params)
+    assert float(point.objective) == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
+def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows, monkeypatch):
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 2_000_000)
+    monkeypatch.setattr(design, "_BLOCK_LOGITS", 5_000_000)
+    x = jax.eval_shape(lambda: jnp.zeros((100_000, inputs)))
+    whole = design.Dense.__new__(design.Dense)
+    object.__setattr__(whole, "x", x)
+    size = whole.block_size(labels)
+    assert size * inputs <= 2_000_000 and size * labels <= 5_000_000
+    assert size >= rows / 2.5
+
+
+def test_loss_keeps_its_digits_where_labels_are_nearly_certain():
+    """Logits of thousands, of which float32 keeps few decimals, and a loss of 1e-5."""
+    data = problem(intercept=False, b=64).data(jnp.float32)
+    h = np.full((64, N), 3000.0)
+    h[np.arange(64), np.asarray(data.labels)] += 12
+    params = jnp.zeros((N, 64), jnp.float32).at[:, :].set(h.T.astype(np.float32))
+    weights = jnp.full(64, 1 / 64, jnp.float32)
+    data = objective.Data(design.Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights)
+    point = evaluate(data, jnp.zeros(64, jnp.float32), params)
+    assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
+
+
+def test_gradient_sums_to_zero_over_labels_in_float32():
+    p = problem()
+    point = evaluate(*p.arrays(jnp.float32))
+    gradient = point.gradient - p.l2.astype(np.float32) * p.params.astype(np.float32)
+    assert np.max(np.abs(np.sum(gradient, axis=0))) < 1e-7
+
+
+def test_sparse_inputs_are_not_made_dense():
+    sparse = Sparse.from_csr(scipy.sparse.csr_array(np.eye(3)), np.float64)
+    with pytest.raises(TypeError, match="expected Dense inputs; got Sparse"):
+        extended(sparse, 3)
