@@ -1,5 +1,6 @@
 """The installed wheel, in an environment that holds what it declares and nothing else. Run as a script."""
 
+import importlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
@@ -32,6 +33,12 @@ def main():
     updates, state = tx.update(weights, tx.init(weights), weights, inputs=x)
     assert jnp.isfinite(updates).all()
     assert not state[0].spfb_info.spfb_nonfinite
+    try:
+        importlib.import_module("qbound.estimator")
+    except ModuleNotFoundError as error:
+        assert "qbound.estimator needs scikit-learn: pip install" in str(error)
+    else:
+        raise AssertionError("qbound.estimator was imported without scikit-learn")
     print(f"qbound {qbound.__version__}: the wheel works by itself")
 
 

@@ -1,0 +1,384 @@
+"""Logistic regression with scikit-learn's interface: safe, fast, and with nothing to tune."""
+
+import contextlib
+import math
+import sys
+import warnings
+from numbers import Integral, Real
+from typing import Any, cast
+
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("qbound.estimator needs scikit-learn: pip install 'qbound[sklearn]'") from error
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from scipy.special import expit, log_expit, log_softmax, softmax
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
+
+from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit
+from qbound.mm.results import Result
+
+__all__ = ["LogisticRegression"]
+
+# Up to so many numbers, inputs are filled up with rows of weight 0 to one of few sizes: compiling takes longer than
+# fitting, and the folds of a cross-validation, or the parts of a learning curve, then share their programs.
+_PADDED_SIZE = 1 << 20
+# The most examples, numbers and logits in a batch of a stream.
+_STREAM_ROWS, _STREAM_NUMBERS, _STREAM_LOGITS = 1000, 1 << 25, 1 << 22
+# From so many columns on, factorisations take their time.
+_FACTORISED = 100
+_BAR = 24
+
+
+class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
+    r"""Logistic regression, binary or multinomial, with an l2 penalty.
+
+    .. math:: \min_W \; \frac{\sum_j w_j\, [\log Z_j(W) - h_{j y_j}(W)]}{\sum_j w_j} + \tfrac{\lambda}{2} |W|^2,
+        \qquad \lambda = \frac{1}{C \sum_j w_j}
+
+    scikit-learn's objective; the intercept is not penalised. Large data are fitted in two phases: fast first progress
+    on batches, with the Kronecker-factored curvature of the bound, or on samples, and then Newton steps on all
+    examples, each with a certificate that the objective falls. Float64 is fitted in float64, all else in float32.
+
+    Args:
+      C: inverse strength of the penalty of the summed loss, above 0; `inf` for none.
+      l2: strength lambda of the penalty of the mean loss; if given, it takes the place of `C`.
+      fit_intercept: whether there is an intercept.
+      class_weight: weights of the classes as a dict, "balanced" for those inverse to their frequencies, or None.
+      solver: "auto"; or "mm" for certified steps only, with no random numbers.
+      tol: the fit has converged when the largest absolute entry of the gradient of the objective is below it.
+      max_iter: the most certified steps to take.
+      warm_start: whether to start from the coefficients of the last fit.
+      random_state: draws the batches.
+      verbose: whether to show the progress on stderr.
+
+    Attributes:
+      classes_: the labels, in order.
+      coef_: (1, d) for two classes, (n, d) for more.
+      intercept_: (1,) or (n,).
+      n_iter_: epochs of the first phase and steps of the second, in an array (1,).
+      n_features_in_: the number of columns.
+      feature_names_in_: their names, where they have some.
+      converged_: whether the gradient is below `tol`.
+      history_: a dict of arrays, "phase", "objective", "gradient" (its largest absolute entry), "seconds",
+        "certified_decrease" of the objective and "cg_steps", with an entry for the start and for the end of the first
+        phase and of every step of the second.
+
+    Example:
+      >>> from sklearn.datasets import load_iris
+      >>> from qbound.estimator import LogisticRegression
+      >>> inputs, labels = load_iris(return_X_y=True)
+      >>> model = LogisticRegression().fit(inputs, labels)
+      >>> print(f"{model.score(inputs, labels):.3f}, {bool(model.converged_)}")
+      0.973, True
+    """
+
+    _parameter_constraints: dict = {
+        "C": [Interval(Real, 0, None, closed="right")],
+        "l2": [Interval(Real, 0, None, closed="left"), None],
+        "fit_intercept": ["boolean"],
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "solver": [StrOptions({"auto", "mm"})],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "max_iter": [Interval(Integral, 0, None, closed="left")],
+        "warm_start": ["boolean"],
+        "random_state": ["random_state"],
+        "verbose": ["verbose"],
+    }
+
+    def __init__(
+        self,
+        C=1.0,
+        *,
+        l2=None,
+        fit_intercept=True,
+        class_weight=None,
+        solver="auto",
+        tol=1e-4,
+        max_iter=100,
+        warm_start=False,
+        random_state=None,
+        verbose=0,
+    ):
+        self.C = C
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    n_features_in_: int
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "LogisticRegression":
+        """Fit the model.
+
+        Args:
+          X: inputs (b, d), an array, a data frame or a sparse matrix, which stays sparse.
+          y: labels (b,).
+          sample_weight: weights (b,) of the examples.
+
+        Returns:
+          The estimator itself.
+        """
+        self._validate_params()
+        X, y = cast(Any, validate_data)(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
+        check_classification_targets(y)
+        classes, labels = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(
+                "This solver needs samples of at least 2 classes in the data, but the data contains only one class: "
+                f"{classes[0]!r}"
+            )
+        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        of_class = self._class_weights(classes, y, weights)
+        weights = weights * of_class[labels].astype(X.dtype)
+        total = weights.sum(dtype=np.float64)
+        if not total > 0:
+            raise ValueError("sample_weight, class_weight: expected weights that are not all zero")
+        start = self._start(classes, X)
+        self.classes_ = classes
+        self.__dict__.pop("_stream", None)
+        result = self._minimise(X, labels.astype(np.int32), (weights / total).astype(X.dtype), self._l2(total), start)
+        self._set_coefficients(np.asarray(result.params))
+        self.n_iter_ = np.array([result.steps], np.int32)
+        self.converged_ = result.result == Result.CONVERGED
+        self.history_ = {name: np.array(column) for name, column in _columns(result.history).items()}
+        if not self.converged_:
+            self._warn(result, X.dtype)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> "LogisticRegression":
+        """Learn from some of the examples, which are not kept: for data that do not fit in memory, or never end.
+
+        One step for every 1,000 examples, or for fewer if there are fewer, in float32. Each call is a part of one
+        stream, with steps that get shorter; several passes over the data come closer to the optimum, and `fit` reaches
+        it. After a `fit` the stream starts from its coefficients. With `C`, the penalty is that of the data seen.
+
+        Args:
+          X: inputs (b, d); sparse ones become arrays, a batch at a time.
+          y: labels (b,).
+          classes: all labels there will be; needed at the first call.
+          sample_weight: weights (b,) of the examples.
+
+        Returns:
+          The estimator itself.
+        """
+        self._validate_params()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight 'balanced' is not supported for partial_fit, which does not know the frequencies of "
+                "classes. Compute the weights on a sample, with sklearn.utils.compute_class_weight, and pass a dict."
+            )
+        is_first = not hasattr(self, "classes_")
+        X, y = cast(Any, validate_data)(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=is_first
+        )
+        check_classification_targets(y)
+        _check_partial_fit_first_call(self, classes)
+        labels = np.searchsorted(self.classes_, y)
+        known = self.classes_[np.minimum(labels, len(self.classes_) - 1)] == y
+        if not np.all(known):
+            raise ValueError(f"y: expected labels in classes={self.classes_!r}; got {np.unique(y[~known])!r}")
+        if len(self.classes_) < 2:
+            raise ValueError(f"classes: expected at least 2 classes; got only one class: {self.classes_[0]!r}")
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+        of_class = self._class_weights(self.classes_, self.classes_, None)
+        weights = weights * of_class[labels].astype(np.float32)
+        if not hasattr(self, "_stream"):
+            self._stream = first_stream(self._last_params(len(self.classes_), X))
+        self._stream = self._consumed(X, labels.astype(np.int32), weights)
+        self._set_coefficients(np.asarray(self._stream.average).astype(X.dtype))
+        self.n_iter_ = np.array([self._stream.steps], np.int32)
+        return self
+
+    def predict_proba(self, X):
+        """The probabilities (b, n) of the classes, in the order of `classes_`."""
+        check_is_fitted(self)
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([expit(-scores), expit(scores)], axis=1)
+        return softmax(scores, axis=1)
+
+    def predict_log_proba(self, X):
+        """The logarithms (b, n) of `predict_proba`, also of those too small for it."""
+        check_is_fitted(self)
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
+        return log_softmax(scores, axis=1)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _class_weights(self, classes, y, weights) -> np.ndarray:
+        """One for each class."""
+        of_class = compute_class_weight(self.class_weight, classes=classes, y=y, sample_weight=weights)
+        if np.any(of_class < 0):
+            raise ValueError("class_weight: expected weights that are not negative")
+        return of_class
+
+    def _l2(self, total: float) -> float:
+        """Of the mean loss."""
+        return float(1 / (self.C * total)) if self.l2 is None else float(self.l2)
+
+    def _start(self, classes, X) -> np.ndarray:
+        """The first parameters (n, e): zero, or with a warm start those of the last fit."""
+        if self.warm_start:
+            return self._last_params(len(classes), X)
+        return np.zeros((len(classes), X.shape[1] + bool(self.fit_intercept)), X.dtype)
+
+    def _last_params(self, n: int, X) -> np.ndarray:
+        """The parameters (n, e) of the last fit; zero if there was none of the same shape."""
+        d = X.shape[1]
+        params = np.zeros((n, d + bool(self.fit_intercept)), X.dtype)
+        coef = getattr(self, "coef_", None)
+        if coef is None or coef.shape != (1 if n == 2 else n, d):
+            return params
+        coef = coef.toarray() if scipy.sparse.issparse(coef) else coef
+        last = np.concatenate([coef, np.reshape(self.intercept_, (-1, 1))], axis=1)[:, : params.shape[1]]
+        params[:] = np.concatenate([-last, last]) / 2 if n == 2 else last
+        return params
+
+    def _consumed(self, X, labels, weights) -> Stream:
+        """The stream after some examples."""
+        rng = check_random_state(self.random_state)
+        n, d = len(self.classes_), X.shape[1]
+        size = max(1, min(_STREAM_ROWS, _STREAM_NUMBERS // d, _STREAM_LOGITS // n))
+        order, stream = rng.permutation(len(labels)), self._stream
+        with _one_thread(d):
+            for rows in np.array_split(order, -(-len(labels) // size)):
+                seen = float(stream.weight) + float(weights[rows].sum())
+                if not seen > 0:
+                    continue
+                x = X[rows].toarray() if scipy.sparse.issparse(X) else X[rows]
+                x, y, w = _with_rows(_padded(len(rows)), x.astype(np.float32), labels[rows], weights[rows])
+                data = Data(Dense(jnp.asarray(x)), jnp.asarray(y), jnp.asarray(w))
+                penalty = self._penalty(self._l2(seen), n, d, np.float32)
+                stream = consume(stream, data, jnp.asarray(penalty))
+            # In NumPy, which can be pickled and read anywhere.
+            return jax.device_get(stream)
+
+    def _penalty(self, l2: float, n: int, d: int, dtype) -> np.ndarray:
+        """For each input, of the parameters inside.
+
+        Two classes share one vector of coefficients w, here as w/2 and -w/2, with half its penalty.
+        """
+        penalty = np.full(d + bool(self.fit_intercept), 2 * l2 if n == 2 else l2, dtype)
+        penalty[d:] = 0
+        return penalty
+
+    def _minimise(self, X, labels, weights, l2: float, start) -> Fit:
+        penalty = self._penalty(l2, len(start), X.shape[1], X.dtype)
+        is_sparse = scipy.sparse.issparse(X)
+        if not is_sparse and X.size <= _PADDED_SIZE:
+            X, labels, weights = _with_rows(_padded(len(labels)), X, labels, weights)
+        with _ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
+            design = Sparse.from_csr(X, X.dtype) if is_sparse else Dense(jnp.asarray(X))
+            result = fit(
+                Data(design, jnp.asarray(labels), jnp.asarray(weights)),
+                jnp.asarray(penalty),
+                jnp.asarray(start),
+                tolerance=float(self.tol),
+                max_steps=int(self.max_iter),
+                stochastic=self.solver == "auto",
+                rng=check_random_state(self.random_state),
+                callback=bar.show,
+            )
+            return result._replace(params=np.asarray(result.params))
+
+    def _set_coefficients(self, params: np.ndarray):
+        params = params[1:] - params[:1] if len(params) == 2 else params
+        d = self.n_features_in_
+        self.coef_ = np.ascontiguousarray(params[:, :d])
+        self.intercept_ = params[:, d].copy() if self.fit_intercept else np.zeros(len(params), params.dtype)
+
+    def _warn(self, result: Fit, dtype):
+        last = result.history[-1]
+        advice = {
+            Result.STEP_LIMIT: f"Increase max_iter={self.max_iter} or tol",
+            Result.STALLED: f"The rounding errors of {np.dtype(dtype).name} leave no more: increase tol"
+            + (" or fit float64" if dtype == np.float32 else ""),
+            Result.NOT_FINITE: "The objective is not finite",
+        }[result.result]
+        warnings.warn(
+            f"LogisticRegression did not converge: the largest entry of the gradient is {last.gradient:.3g} after "
+            f"{result.steps} iterations, above tol={self.tol:g}, with an objective of {last.objective:.6g}. {advice}, "
+            "or scale the columns of X to similar sizes.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def _precision(dtype):
+    """Float64 for a while, without changing what the rest of the program has."""
+    return jax.enable_x64(dtype == np.float64 or bool(jax.config.read("jax_enable_x64")))
+
+
+def _one_thread(columns: int):
+    """One thread for BLAS, whose factorisations are slower when its threads fight those of XLA for the cores.
+
+    To set it takes longer than a small factorisation.
+    """
+    return threadpool_limits(1, "blas") if columns >= _FACTORISED else contextlib.nullcontext()
+
+
+def _padded(rows: int) -> int:
+    """The next of four sizes for every power of 2."""
+    unit = max(8, 1 << max(rows.bit_length() - 3, 0))
+    return -(-rows // unit) * unit
+
+
+def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Filled up with rows of weight 0."""
+    more = rows - len(labels)
+    return np.pad(x, [(0, more), (0, 0)]), np.pad(labels, (0, more)), np.pad(weights, (0, more))
+
+
+def _columns(history: list[Progress]) -> dict[str, Any]:
+    return dict(zip(Progress._fields, zip(*history, strict=True), strict=True))
+
+
+class _ProgressBar:
+    """One line on stderr: how far the gradient has come, in orders of magnitude."""
+
+    def __init__(self, tolerance: float, shown: bool):
+        self.tolerance, self.shown, self.first = tolerance, shown, 0.0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.shown and self.first:
+            print(file=sys.stderr)
+
+    def show(self, progress: Progress):
+        """Overwrite it."""
+        if not self.shown:
+            return
+        self.first = self.first or progress.gradient
+        way = math.log(self.first / self.tolerance) if 0 < self.tolerance < self.first else 0.0
+        gone = math.log(self.first / progress.gradient) if progress.gradient > 0 else way
+        full = round(_BAR * min(max(gone / way, 0.0), 1.0)) if way > 0 else _BAR
+        line = (
+            f"\r[{'#' * full}{'.' * (_BAR - full)}] {progress.phase:10} {progress.seconds:6.1f} s  objective "
+            f"{progress.objective:.6f}  gradient {progress.gradient:.1e}, tol {self.tolerance:.0e}"
+        )
+        print(line, end="", file=sys.stderr, flush=True)

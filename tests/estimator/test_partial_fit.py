@@ -1,0 +1,115 @@
+"""Streams: one part of the data after the other, none of them kept."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+
+import qbound.linear.stream as stream_module
+from qbound.estimator import LogisticRegression
+
+PARTS, SIZE = 5, 320
+L2 = 1e-3
+
+
+@pytest.fixture(scope="module")
+def digits():
+    inputs, labels = load_digits(return_X_y=True)
+    return inputs[: PARTS * SIZE] / 16, labels[: PARTS * SIZE]
+
+
+def streamed(model, inputs, labels, passes, **arguments):
+    for _ in range(passes):
+        for start in range(0, len(labels), SIZE):
+            part = slice(start, start + SIZE)
+            model.partial_fit(inputs[part], labels[part], classes=np.arange(10), **arguments)
+    return model
+
+
+def objective(model, inputs, labels):
+    loss = -np.mean(model.predict_log_proba(inputs)[np.arange(len(labels)), labels])
+    return loss + L2 / 2 * np.sum(model.coef_**2)
+
+
+@pytest.fixture(scope="module")
+def model(digits):
+    return streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=20)
+
+
+def test_stream_comes_near_the_optimum(digits, model):
+    exact = LogisticRegression(l2=L2, tol=1e-6).fit(*digits)
+    gap = objective(model, *digits) / objective(exact, *digits) - 1
+    assert 0 < gap < 0.1
+    early = streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=1)
+    assert objective(early, *digits) / objective(exact, *digits) - 1 > 2 * gap
+    assert model.n_iter_ == [20 * PARTS]
+    assert model.score(*digits) > 0.96
+
+
+def test_stream_goes_on_after_pickling_and_from_sparse_parts(digits, model):
+    inputs, labels = digits
+    kept, copy = pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(model))
+    kept.partial_fit(inputs[:SIZE], labels[:SIZE])
+    copy.partial_fit(scipy.sparse.csr_matrix(inputs[:SIZE]), labels[:SIZE])
+    np.testing.assert_allclose(kept.coef_, copy.coef_, atol=1e-6)
+    assert kept.n_iter_ == model.n_iter_ + 1
+    assert not np.array_equal(kept.coef_, model.coef_)
+    assert not hasattr(clone(kept), "coef_")
+
+
+def test_stream_starts_from_a_fit(digits):
+    inputs, labels = digits
+    fitted = LogisticRegression(l2=L2, tol=1e-6, random_state=0).fit(inputs, labels)
+    before = objective(fitted, inputs, labels)
+    fitted.partial_fit(inputs[:SIZE], labels[:SIZE])
+    assert objective(fitted, inputs, labels) < 1.2 * before
+
+
+def test_weights_of_zero_leave_examples_out(digits):
+    inputs, labels = digits
+    weights = np.ones(SIZE)
+    weights[: SIZE // 2] = 0
+    wrong = np.where(weights == 0, 0, labels[:SIZE])
+    left_out, none = LogisticRegression(l2=L2, random_state=0), LogisticRegression(l2=L2, random_state=0)
+    left_out.partial_fit(inputs[:SIZE], wrong, classes=np.arange(10), sample_weight=weights)
+    none.partial_fit(inputs[:SIZE], labels[:SIZE], classes=np.arange(10), sample_weight=weights)
+    np.testing.assert_array_equal(left_out.coef_, none.coef_)
+    none.partial_fit(inputs[:SIZE], labels[:SIZE], sample_weight=np.full(SIZE, 1e-30))
+    assert np.all(np.isfinite(none.coef_))
+
+
+def test_many_columns_have_a_diagonal(digits, monkeypatch):
+    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
+    model = streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=10)
+    assert model._stream.moments.shape == (65,)
+    assert model.score(*digits) > 0.95
+
+
+def test_two_classes_and_class_weights(digits):
+    inputs, labels = digits
+    inputs, labels = inputs[labels < 2], np.array(["zero", "one"])[labels[labels < 2]]
+    model = LogisticRegression(class_weight={"zero": 2.0, "one": 1.0}, random_state=0)
+    for _ in range(5):
+        model.partial_fit(inputs, labels, classes=["one", "zero"])
+    assert model.coef_.shape == (1, 64) and model.intercept_.shape == (1,)
+    assert model.score(inputs, labels) == 1.0
+
+
+def test_bad_streams():
+    inputs, labels = np.eye(4), np.array([0, 1, 0, 1])
+    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+        LogisticRegression().partial_fit(inputs, labels)
+    model = LogisticRegression().partial_fit(inputs, labels, classes=[0, 1])
+    with pytest.raises(ValueError, match="y: expected labels in classes"):
+        model.partial_fit(inputs, np.array([0, 1, 2, 1]))
+    with pytest.raises(ValueError, match="X has 3 features, but LogisticRegression is expecting 4"):
+        model.partial_fit(inputs[:, :3], labels)
+    with pytest.raises(ValueError, match="is not the same as on last call to partial_fit"):
+        model.partial_fit(inputs, labels, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="'balanced' is not supported for partial_fit"):
+        LogisticRegression(class_weight="balanced").partial_fit(inputs, labels, classes=[0, 1])
+    with pytest.raises(ValueError, match="only one class"):
+        LogisticRegression().partial_fit(inputs, np.zeros(4, int), classes=[0])
