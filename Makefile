@@ -67,6 +67,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.mm
 	$(BIN)/python -m experiments.benchmarks.low_rank
 	$(BIN)/python -m experiments.benchmarks.kspfb
+	$(BIN)/python -m experiments.benchmarks.estimator
 
 # QBOUND_DATA_DIR names a folder with the raw data; without it they are downloaded. It goes on where it was interrupted.
 reproduce: $(INSTALLED)
