@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 
 import hypothesis
 import jax
@@ -34,6 +35,16 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("deterministic")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_memory_maps():
+    """Every compiled program has maps of its own, and Linux allows a process 65,530 of them: then it is killed."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
