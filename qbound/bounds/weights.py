@@ -23,7 +23,7 @@ def curvature_weight(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     y = rho / 2
     small, infinite = jnp.abs(y) < _TANH_LIMIT, jnp.isinf(y)
-    series = _polynomial(_TANH_SERIES, jnp.where(small, y, 0) ** 2)
+    series = _polynomial(_TANH_SERIES, jnp.where(small, y, 0) ** 2, _TANH_LIMIT**2)
     y = jnp.where(small | infinite, 1, y)
     return jnp.where(small, series, jnp.where(infinite, 0, jnp.tanh(y) / y)) / 4
 
@@ -35,17 +35,22 @@ def local_factor(radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     small = jnp.abs(radius) < _LOCAL_LIMIT
     r = jnp.where(small, 1, radius)
-    return jnp.where(small, _polynomial(_LOCAL_SERIES, jnp.where(small, radius, 0)), 2 * (jnp.expm1(r) - r) / r**2)
+    series = _polynomial(_LOCAL_SERIES, jnp.where(small, radius, 0), _LOCAL_LIMIT)
+    return jnp.where(small, series, 2 * (jnp.expm1(r) - r) / r**2)
 
 
 def exponential_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """e^x - x - 1, at small x without the cancellation of its first two terms; x is finite."""
     small = jnp.abs(x) < _LOCAL_LIMIT
     around_zero = jnp.where(small, x, 0)
-    return jnp.where(small, around_zero**2 * _polynomial(_LOCAL_SERIES, around_zero) / 2, jnp.exp(x) - 1 - x)
+    series = _polynomial(_LOCAL_SERIES, around_zero, _LOCAL_LIMIT)
+    return jnp.where(small, around_zero**2 * series / 2, jnp.exp(x) - 1 - x)
 
 
-def _polynomial(coefficients, x):
+def _polynomial(coefficients, x, largest: float):
+    """A series for |x| <= `largest`, to as many terms as the dtype of x can tell."""
+    eps = float(jnp.finfo(x.dtype).eps)
+    coefficients = [c for k, c in enumerate(coefficients) if abs(c) * largest**k > eps / 8]
     result = jnp.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         result = result * x + coefficient
