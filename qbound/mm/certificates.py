@@ -13,6 +13,7 @@ and two upper bounds of R_j certify a part of that: eta^2 u_j'M_j u_j / 2 with M
 v_j (exp(eta r_j) - eta r_j - 1)/r_j^2, which tends to the exact second-order term as eta r_j goes to 0.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -37,38 +38,49 @@ _SEARCH_TOLERANCE, _SEARCH_TRIALS = 1e-2, 30
 
 @record
 class Rows:
-    """The logits of examples, and how they change along the line."""
+    """The logits of examples, and how they change along the line.
+
+    Labels come first: sums over them are then sums of long vectors, on any processor, and not of many short ones.
+    """
 
     weights: Float[Array, " b"]
-    log_p: Float[Array, "b n"]
-    p: Float[Array, "b n"]
-    e: Float[Array, "b n"]  # 0 where a label is removed
-    removed: Bool[Array, "b n"]
+    log_p: Float[Array, "n b"]
+    p: Float[Array, "n b"]
+    e: Float[Array, "n b"]  # 0 where a label is removed
+    removed: Bool[Array, "n b"]
 
     def variances(self) -> Float[Array, " b"]:
         """v_j."""
-        return jnp.sum(self.p * self.e**2, axis=1)
+        return jnp.sum(self.p * self.e**2, axis=0)
 
     def radii(self) -> Float[Array, " b"]:
         """r_j, 0 for examples that do not count."""
-        r = jnp.max(jnp.where(self.removed, 0, -self.e), axis=1)
+        r = jnp.max(jnp.where(self.removed, 0, -self.e), axis=0)
         return jnp.where(self.weights == 0, 0, r)
 
     def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
         """sum_j w_j R_j(eta)."""
         x = -eta * self.e
-        is_near = jnp.max(x, axis=1) < 1
-        # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-        near = jnp.log1p(jnp.sum(self.p * exponential_remainder(jnp.where(is_near[:, None], x, 0)), axis=1))
-        # On logarithms: a p that is too small for its dtype counts once x is large.
-        far = jax.nn.logsumexp(self.log_p + x, axis=1)
-        return weighted_sum(self.weights, jnp.where(is_near, near, far))
+        largest = jnp.max(x, axis=0)
+
+        def near(x):
+            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
+            return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=0))
+
+        def everywhere(x):
+            # On logarithms: a p that is too small for its dtype counts once x is large.
+            is_near = largest < limit
+            far = jax.nn.logsumexp(self.log_p + x, axis=0)
+            return jnp.where(is_near, near(jnp.where(is_near[None, :], x, 0)), far)
+
+        limit = _largest_exponent(x.dtype)
+        return weighted_sum(self.weights, jax.lax.cond(jnp.max(largest) < limit, near, everywhere, x))
 
     def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The mean and the variance of e_j under the softmax at eta, summed over examples."""
-        q = jax.nn.softmax(self.log_p - eta * self.e, axis=1)
-        mean = jnp.sum(q * self.e, axis=1)
-        square = jnp.sum(q * self.e**2, axis=1)
+        q = jax.nn.softmax(self.log_p - eta * self.e, axis=0)
+        mean = jnp.sum(q * self.e, axis=0)
+        square = jnp.sum(q * self.e**2, axis=0)
         return weighted_sum(self.weights, mean), weighted_sum(self.weights, square - mean**2)
 
 
@@ -120,24 +132,30 @@ class Line:
         return jnp.where(jnp.isfinite(decrease), jnp.maximum(decrease, 0), 0)
 
 
-def make_line(weights: Array, logits: Array, u: Array, a: Array, c: Array) -> Line:
-    """From the logits and their displacement."""
+def make_line(
+    weights: Float[Array, " b"],
+    logits: Float[Array, "n b"],
+    u: Float[Array, "n b"],
+    a: Float[Array, ""],
+    c: Float[Array, ""],
+) -> Line:
+    """From the logits and their displacement, labels first."""
     rows = make_rows(weights, logits, u)
     return Line(rows=rows, weights=weights, v=rows.variances(), r=rows.radii(), a=a, c=c)
 
 
-def make_rows(weights: Array, logits: Array, u: Array) -> Rows:
-    """From the logits and their displacement."""
+def make_rows(weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> Rows:
+    """From the logits and their displacement, labels first."""
     removed = logits == -jnp.inf
     # Both from the same exponentials, which cost more than the rest.
-    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    shifted = logits - jnp.max(logits, axis=0, keepdims=True)
     exponentials = jnp.exp(shifted)
-    total = jnp.sum(exponentials, axis=1, keepdims=True)
+    total = jnp.sum(exponentials, axis=0, keepdims=True)
     log_p, p = shifted - jnp.log(total), exponentials / total
     # Centred twice: what rounding leaves of a large constant in u is gone the second time.
     e = jnp.where(removed, 0, u)
     for _ in range(2):
-        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=1, keepdims=True))
+        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=0, keepdims=True))
     return Rows(weights=weights, log_p=log_p, p=p, e=e, removed=removed)
 
 
@@ -167,18 +185,18 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
 
     total = mean(v) + line.c
     newton = line.a / total
-    # Beyond, a label whose p is too small for its dtype, and so missing from v, could matter.
     largest = jnp.max(r)
-    limit = -0.6 * jnp.log(jnp.finfo(v.dtype).tiny)
+    limit = _largest_exponent(v.dtype)
 
     def slope(eta):
         x = eta * r
+        excess = jnp.expm1(x)
         # (e^x - 1)/x, 1 at 0.
         divisor: Array = jnp.where(x == 0, 1, x)  # pyright: ignore[reportAssignmentType]
-        growth = jnp.where(x == 0, 1, jnp.expm1(x) / divisor)
+        growth = jnp.where(x == 0, 1, excess / divisor)
         value = -line.a + eta * line.c + eta * mean(v * growth)
         value = jnp.where(eta * largest > limit, jnp.inf, value)
-        return jnp.asarray(value), line.c + mean(v * jnp.exp(x))
+        return jnp.asarray(value), line.c + mean(v * (1 + excess))
 
     def with_one_radius(r):
         """log(1 + r a/V)/r, a/V at 0."""
@@ -195,3 +213,8 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     )
     excess = eta**2 * mean(v * local_factor(eta * r)) / 2
     return eta, line.certified(eta, jnp.where(eta * largest > limit, jnp.inf, excess))
+
+
+def _largest_exponent(dtype) -> float:
+    """Beyond which a label whose p is too small for its dtype, and so missing from sums, could matter."""
+    return -0.6 * math.log(jnp.finfo(dtype).tiny)

@@ -123,7 +123,7 @@ def take_step(
     s = jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
     u = linear_map.forward(s).astype(dtype)
-    line = make_line(problem.weights, state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
+    line = make_line(problem.weights, state.logits.T, u.T, trees.dot(state.gradient, s), problem.penalty(s, s))
 
     def quadratic():
         return problem.mean(jax.vmap(lambda m, u: m.quadratic(u))(_terms(options.bound, state.logits), u))
@@ -239,7 +239,7 @@ def _rounded_step(
     def taken():
         displacement = linear_map.forward(moved).astype(u.dtype)
         slope = trees.dot(state.gradient, moved)
-        line = make_line(problem.weights, state.logits, displacement, slope, problem.penalty(moved, moved))
+        line = make_line(problem.weights, state.logits.T, displacement.T, slope, problem.penalty(moved, moved))
         actual = line.decrease(jnp.ones_like(slope))
         certified = step.certified - jnp.maximum(step.actual - actual, 0)
         return StepLength(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)

@@ -19,7 +19,7 @@ DTYPES = (jnp.float32, jnp.float64)
 def line_of(logits, u, a, c, weights=None):
     """A line through given logits."""
     weights = jnp.full(len(logits), 1 / len(logits), logits.dtype) if weights is None else weights
-    return make_line(weights, logits, u, a, c)
+    return make_line(weights, logits.T, u.T, a, c)
 
 
 @jax.jit
