@@ -139,15 +139,17 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         self._validate_params()
         X, y = cast(Any, validate_data)(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
         check_classification_targets(y)
-        classes, labels = np.unique(y, return_inverse=True)
+        classes = np.unique(y)
         if len(classes) < 2:
             raise ValueError(
                 "This solver needs samples of at least 2 classes in the data, but the data contains only one class: "
                 f"{classes[0]!r}"
             )
+        # Faster than the inverse that np.unique gives, which sorts.
+        labels = np.searchsorted(classes, y)
         weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        of_class = self._class_weights(classes, y, weights)
-        weights = weights * of_class[labels].astype(X.dtype)
+        if self.class_weight is not None:
+            weights = weights * self._class_weights(classes, y, weights)[labels].astype(X.dtype)
         total = weights.sum(dtype=np.float64)
         if not total > 0:
             raise ValueError("sample_weight, class_weight: expected weights that are not all zero")

@@ -1,20 +1,36 @@
-"""A Kronecker product of a curvature of labels and one of inputs, for steps of both phases."""
+"""A Kronecker product of a curvature of labels and one of inputs, for steps of both phases, and its exact core."""
 
+import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from qbound.linear.design import Dense
-from qbound.linear.objective import centred, extended
+from qbound.linear.objective import Data, centred, contrasts, extended, hessian_of_loss
 from qbound.records import record
-from qbound.solve import times
+from qbound.solve import add_to_diagonal, times
 from qbound.types import Scalar
 
-__all__ = ["InputFactor", "LabelFactor", "input_factor", "label_factor", "solve"]
+__all__ = [
+    "Core",
+    "InputFactor",
+    "LabelFactor",
+    "core_size",
+    "input_factor",
+    "label_factor",
+    "make_core",
+    "no_core",
+    "solve",
+]
 
 # Columns whose second moment is so many times the typical one are made smaller: float32 would not see the others.
 _LARGE = 100.0
+# The most rows of a core, and how many products with the Hessian it may cost; it is damped by so large a part of its
+# mean eigenvalue. There is none with more labels than so many: it would have few inputs.
+_CORE, _CORE_COST, _CORE_DAMPING, _CORE_LABELS = 1024, 10, 1e-6, 64
 
 
 @record
@@ -65,11 +81,71 @@ def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
     return LabelFactor(jnp.maximum(values, 0), vectors)
 
 
+class Core(NamedTuple):
+    """The inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels; and if it is known."""
+
+    inverse: Float[Array, "c c"]
+    known: Bool[Array, ""]
+
+
+def core_size(examples: int, rows: int, labels: int, inputs: int) -> int:
+    """On how many leading eigenvectors of inputs to have a core, made from some of the examples; 0 for none."""
+    if labels > _CORE_LABELS:
+        return 0
+    # Operations: rows c^2 to form a matrix of c rows, 4 c^3 to invert it, 6 for each input and label of an example.
+    budget = _CORE_COST * 6 * examples * labels * inputs
+    c = min(_CORE, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
+    return min(inputs, c // (labels - 1))
+
+
+def no_core(examples: int, rows: int, labels: int, inputs: int) -> Core | None:
+    """One that is not known yet; None if there will be none."""
+    size = (labels - 1) * core_size(examples, rows, labels, inputs)
+    return Core(jnp.asarray(np.zeros((size, size), np.float32)), jnp.asarray(np.array(False))) if size else None
+
+
+def make_core(
+    data: Data, rows: Int[Array, " k"], inputs: InputFactor, l2: Float[Array, " e"], params: Float[Array, "n e"]
+) -> Core | None:
+    """From some of the rows.
+
+    A Kronecker product takes the curvature of labels for the same whatever the inputs are. Where inputs are large and
+    labels certain, the Hessian can be a thousand times smaller than that. Such directions are few, and lie here.
+    """
+    design, vectors, (n, e) = data.design, inputs.vectors, params.shape
+    size = core_size(data.labels.size, rows.size, n, e)
+    if size == 0 or vectors is None:
+        return None
+    assert isinstance(design, Dense)
+    w = data.weights[rows].astype(jnp.float32)
+    total = jnp.sum(w)
+    w = w / jnp.where(total > 0, total, 1)
+    sample = Data(Dense(design.x[rows].astype(jnp.float32)), data.labels[rows], w)
+    leading = inputs.scales[:, None] * vectors[:, e - size :]
+    matrix = hessian_of_loss(
+        sample, params.astype(jnp.float32), lambda block: times(extended(block.design, e), leading), size
+    )
+    penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)
+    matrix = matrix + jnp.kron(jnp.eye(n - 1, dtype=jnp.float32), penalty)
+    damping = _CORE_DAMPING * jnp.mean(jnp.diag(matrix))
+    factor = jax.scipy.linalg.cho_factor(add_to_diagonal(matrix, jnp.where(damping > 0, damping, 1)))
+    inverse = jax.scipy.linalg.cho_solve(factor, jnp.eye(len(matrix), dtype=jnp.float32))
+    return Core(inverse, jnp.all(jnp.isfinite(inverse)))
+
+
 def solve(
-    labels: LabelFactor, inputs: InputFactor, g: Float[Array, "n e"], l2: Float[Array, ""], relative: Scalar
+    labels: LabelFactor,
+    inputs: InputFactor,
+    g: Float[Array, "n e"],
+    l2: Float[Array, ""],
+    relative: Scalar,
+    core: Core | None = None,
 ) -> Float[Array, "n e"]:
-    """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B."""
-    dtype = g.dtype
+    """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
+
+    With a `core` that is known, that on its part of the space.
+    """
+    dtype, (n, e) = g.dtype, g.shape
     a, b = labels.values.astype(jnp.float32)[:, None], inputs.values[None, :]
     damping = l2.astype(jnp.float32) + relative * jnp.mean(a) * jnp.mean(b)
     # Of size 1, since float32 has a smaller range than g may have.
@@ -78,11 +154,18 @@ def solve(
     y = (g / size).astype(jnp.float32) * inputs.scales[None, :]
     if inputs.vectors is not None:
         y = times(y, inputs.vectors)
+    z = y
     if labels.vectors is None:
         y = y / (a * b + damping)
     else:
         u = labels.vectors.astype(jnp.float32)
         y = times(u, times(u.T, y) / (a * b + damping))
+    if core is not None:
+        rest = e - len(core.inverse) // (n - 1)
+        q = contrasts(n, jnp.float32)
+        leading = times(q.T, z[:, rest:])
+        leading = times(q, times(core.inverse, leading.reshape(-1, 1)).reshape(leading.shape))
+        y = jnp.concatenate([y[:, :rest], jnp.where(core.known, leading, y[:, rest:])], axis=1)
     if inputs.vectors is not None:
         y = times(y, inputs.vectors.T)
     return centred(size * (y * inputs.scales[None, :]).astype(dtype))

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from qbound.linear.design import Dense
-from qbound.linear.factors import InputFactor, input_factor
-from qbound.linear.newton import Solver, propose
-from qbound.linear.objective import Data, Point, centred, evaluate
-from qbound.linear.stochastic import epoch, first_iterate, no_memory
+from qbound.linear.factors import Core, InputFactor, input_factor, make_core, no_core
+from qbound.linear.newton import Solver, advance, descend
+from qbound.linear.objective import Data
+from qbound.linear.stochastic import epoch, first_iterate
 from qbound.mm.results import Result
 
 __all__ = ["Fit", "Phase", "Progress", "fit"]
@@ -29,14 +29,12 @@ _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_0
 # There is a stochastic phase if it has so many batches, of so many examples and so many logits at most.
 _MIN_BATCHES, _BATCH, _BATCH_LOGITS = 20, 1000, 1 << 22
 _EPOCHS, _FIRST_RATE = 5, 2.0
-# Then epochs with reduced variance, if there are no more logits than so many, at a constant rate, in rounds of so many,
-# until the objective falls in one by more than so large a part of what it fell by in the one before.
-_REMEMBERED, _REDUCED_RATE, _ROUND, _SLOW = 1 << 23, 0.25, 4, 0.5
-# With few coefficients it is Newton's method on samples of rows instead, of which each is so large a part of the data
+# With few coefficients it is Newton's method on a sample instead, of so large a part of the rows, so many at least and
 # at most, until the gradient is below so large a part of 1/sqrt(rows), or for so many steps.
-_SAMPLES, _SAMPLE_SHARE, _SAMPLE_NOISE, _SAMPLE_STEPS = (4096, 16_384), 2, 0.1, 6
-# CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: late directions become exact.
-_LOOSEST = 0.1
+_SAMPLE_PART, _SAMPLE_LEAST, _SAMPLE_MOST, _SAMPLE_NOISE, _SAMPLE_STEPS = 8, 4096, 65_536, 0.1, 8
+# The core of the preconditioner is made after the stochastic phase, and after a step that took more iterations of CG
+# than so many.
+_STALE = 15
 # A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value and
 # no step was certified to decrease the objective by so many units of its rounding.
 _PATIENCE, _PROGRESS, _NOISE = 3, 0.9, 4
@@ -95,65 +93,137 @@ def fit(
       callback: called with every entry of the history.
     """
     rng = np.random.RandomState(0) if rng is None else rng
-    if stochastic and _solver(data, params) == "dense" and data.labels.size >= _SAMPLES[0] * _SAMPLE_SHARE:
-        data = _shuffled(data, jnp.asarray(rng.permutation(data.labels.size), jnp.int32))
-    began = time.perf_counter()
-    history: list[Progress] = []
-
-    def enter(phase: Phase, point: Point, certified=0.0, cg_steps=0):
-        numbers = float(point.objective), float(point.size)
-        history.append(Progress(phase, *numbers, time.perf_counter() - began, float(certified), int(cg_steps)))
-        if callback is not None:
-            callback(history[-1])
-
-    point = _evaluate(data, l2, params)
-    enter("start", point)
-    if not _is_finite(point):
-        return Fit(params, history, 0, Result.NOT_FINITE)
-    solver = _solver(data, params)
-    first_size = float(point.size)
-    factor, before = None, 0
-    if first_size > tolerance and solver == "kronecker" and max_steps > 0:
-        factor = _input_factor(data, params)
-        if stochastic and _batch_size(data, params) is not None:
-            point, before = _on_batches(data, l2, point, factor, rng, tolerance, enter)
-    elif first_size > tolerance and solver == "dense" and max_steps > 0 and stochastic and data.used is not None:
-        point, before = _on_samples(data, l2, point, tolerance)
-        enter("stochastic", point)
-    steps, stalled = 0, False
-    least, since = float(point.size), 0
-    eps = float(jnp.finfo(params.dtype).eps)
-    while (size := float(point.size)) > tolerance and not stalled and steps < max_steps:
-        # The last step needs to reach the tolerance and no more.
-        cg_tolerance = max(min(_LOOSEST, math.sqrt(size / first_size)), tolerance / (2 * size))
-        step = propose(data, l2, point, factor, jnp.asarray(cg_tolerance, params.dtype), solver=solver)
-        new = _evaluate(data, l2, step.params)
-        rounding = math.sqrt(eps) * abs(float(point.objective))
-        falls = _is_finite(new) and float(new.objective) <= float(point.objective) + rounding
-        if not (falls and float(step.certified) > 0 and float(step.actual) > 0):
-            stalled = True
-            break
-        point, steps = new, steps + 1
-        enter("mm", point, step.certified, step.cg_steps)
-        is_progress = float(point.size) < _PROGRESS * least
-        is_progress |= float(step.certified) > _NOISE * eps * abs(float(point.objective))
-        since = 0 if is_progress else since + 1
-        least = min(least, float(point.size))
-        stalled = since >= _PATIENCE
-    if float(point.size) <= tolerance:
-        result = Result.CONVERGED
-    else:
-        result = Result.STALLED if stalled else Result.STEP_LIMIT
-    return Fit(point.params, history, before + steps, result)
+    journal = _Journal(callback)
+    method = _empty_method(data, l2, params)
+    phase = _first_phase(method) if stochastic else None
+    steps_follow = phase is None and method.factor is None and max_steps > 0
+    first = method.reach(params, tolerance if steps_follow else math.inf)
+    journal.enter("start", first)
+    if not first.is_finite:
+        return Fit(params, journal.history, 0, Result.NOT_FINITE)
+    if first.size <= tolerance or max_steps == 0:
+        result = Result.CONVERGED if first.size <= tolerance else Result.STEP_LIMIT
+        return Fit(first.params, journal.history, 0, result)
+    method = method.prepared(first.size)
+    at, before = first, 0
+    if phase is not None:
+        start, before = phase(method, first.params, tolerance, rng)
+        method = method.with_core(start)
+        at = method.reach(start, tolerance)
+        if not (at.is_finite and at.objective < first.objective):
+            # A phase that has not decreased the objective is forgotten.
+            method = method.with_core(first.params)
+            at = method.reach(first.params, tolerance)
+        journal.enter("stochastic", at)
+    elif not steps_follow:
+        at = method.reach(first.params, tolerance)
+    at, steps, result = _certified_steps(method, at, tolerance, max_steps, journal)
+    return Fit(at.params, journal.history, before + steps, result)
 
 
-@jax.jit
-def _evaluate(data: Data, l2, params) -> Point:
-    return evaluate(data, l2, centred(params))
+def _certified_steps(
+    method: "_Method", at: "_Reached", tolerance: float, max_steps: int, journal: "_Journal"
+) -> tuple["_Reached", int, Result]:
+    """Newton's method: where it has led, how many steps it took, and how it ended."""
+    eps = float(jnp.finfo(at.params.dtype).eps)
+    least, idle = at.size, 0
+    for steps in range(max_steps):
+        if at.size <= tolerance:
+            return at, steps, Result.CONVERGED
+        if at.cg_steps > _STALE:
+            method = method.with_core(at.next_params)
+        # After the last step no other is wanted.
+        new = method.reach(at.next_params, tolerance if steps + 1 < max_steps else math.inf)
+        falls = new.is_finite and new.objective <= at.objective + math.sqrt(eps) * abs(at.objective)
+        if not (falls and at.certified > 0 and at.actual > 0):
+            return at, steps, Result.STALLED
+        journal.enter("mm", new, at.certified, at.cg_steps)
+        gains = new.size < _PROGRESS * least or at.certified > _NOISE * eps * abs(new.objective)
+        idle = 0 if gains else idle + 1
+        at, least = new, min(least, new.size)
+        if idle >= _PATIENCE and at.size > tolerance:
+            return at, steps + 1, Result.STALLED
+    return at, max_steps, Result.CONVERGED if at.size <= tolerance else Result.STEP_LIMIT
 
 
-def _is_finite(point: Point) -> bool:
-    return math.isfinite(float(point.objective)) and math.isfinite(float(point.size))
+class _Journal:
+    """The history of a fit, told to whoever wants to hear it."""
+
+    def __init__(self, callback: Callable[[Progress], None] | None):
+        self.callback, self.began = callback, time.perf_counter()
+        self.history: list[Progress] = []
+
+    def enter(self, phase: Phase, at: "_Reached", certified: float = 0.0, cg_steps: int = 0):
+        seconds = time.perf_counter() - self.began
+        self.history.append(Progress(phase, at.objective, at.size, seconds, certified, cg_steps))
+        if self.callback is not None:
+            self.callback(self.history[-1])
+
+
+class _Reached(NamedTuple):
+    """Parameters, the objective and the largest entry of its gradient there, and the step to take next."""
+
+    params: Array
+    objective: float
+    size: float
+    next_params: Array
+    certified: float
+    actual: float
+    cg_steps: int
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.objective) and math.isfinite(self.size)
+
+
+class _Method(NamedTuple):
+    """All that steps of Newton's method need, but for where they start."""
+
+    data: Data
+    l2: Array
+    solver: Solver
+    first_size: float = 0.0
+    factor: InputFactor | None = None
+    core: Core | None = None
+
+    def prepared(self, first_size: float) -> "_Method":
+        """With the factor of inputs."""
+        factor = self.factor
+        if factor is not None:
+            rows = jnp.asarray(_rows(self.data, self.l2.size))
+            factor = _input_factor(self.data.design, self.data.weights, rows, self.l2.size)
+        return self._replace(first_size=first_size, factor=factor)
+
+    def with_core(self, params) -> "_Method":
+        """With a preconditioner for these parameters."""
+        if self.core is None:
+            return self
+        rows = jnp.asarray(_rows(self.data, self.l2.size))
+        return self._replace(core=_make_core(self.data, rows, self.factor, self.l2, params))
+
+    def reach(self, params, tolerance: float) -> _Reached:
+        """Be there, and propose a step if the gradient is not within the tolerance."""
+        dtype = np.dtype(params.dtype).type
+        numbers = dtype(tolerance), dtype(self.first_size)
+        point, step = advance(self.data, self.l2, params, self.factor, self.core, *numbers, solver=self.solver)
+        known = point.objective, point.size, step.certified, step.actual, step.cg_steps
+        objective, size, certified, actual, cg_steps = (number.item() for number in jax.device_get(known))
+        return _Reached(point.params, objective, size, step.params, certified, actual, cg_steps)
+
+
+_input_factor = jax.jit(input_factor, static_argnums=3)
+_make_core = jax.jit(make_core)
+
+
+def _empty_method(data: Data, l2, params) -> _Method:
+    """To evaluate the objective, with zeros in place of what steps need, so that one program serves for both."""
+    method = _Method(data, l2, _solver(data, params))
+    if method.solver != "kronecker":
+        return method
+    n, e = params.shape
+    vector, matrix = (jnp.asarray(np.zeros(shape, np.float32)) for shape in ((e,), (e, e)))
+    core = no_core(data.labels.size, _rows(data, e).size, n, e)
+    return method._replace(factor=InputFactor(vector, vector, matrix), core=core)
 
 
 def _solver(data: Data, params) -> Solver:
@@ -166,99 +236,44 @@ def _solver(data: Data, params) -> Solver:
     return "kronecker" if e <= _KRONECKER_LIMIT and cheap else "diagonal"
 
 
-def _input_factor(data: Data, params) -> InputFactor:
-    b, e = data.labels.size, params.shape[1]
-    # At equal distances: with no random numbers, and fair to data in the order of their labels.
-    places = np.linspace(0, b - 1, min(b, max(_MOMENT_ROWS, _MOMENT_SHARE * e))).astype(np.int32)
-    return jax.block_until_ready(_jitted_input_factor(data.design, data.weights, jnp.asarray(places), e))
+def _rows(data: Data, inputs: int) -> np.ndarray:
+    """From which the factor of inputs and the core are made.
+
+    At equal distances: with no random numbers, and fair to data in the order of their labels.
+    """
+    b = data.labels.size
+    return np.linspace(0, b - 1, min(b, max(_MOMENT_ROWS, _MOMENT_SHARE * inputs))).astype(np.int32)
 
 
-_jitted_input_factor = jax.jit(input_factor, static_argnums=3)
+def _first_phase(method: _Method) -> Callable | None:
+    """The stochastic phase; None where data are too few to gain from one."""
+    rows = method.data.labels.size
+    if method.solver == "dense" and rows >= _SAMPLE_PART * _SAMPLE_LEAST // 2:
+        return _on_a_sample
+    if method.solver == "kronecker" and rows >= _MIN_BATCHES * _BATCH:
+        return _on_batches
+    return None
 
 
-def _batch_size(data: Data, params) -> int | None:
-    """Of the stochastic phase; None if there is none."""
-    size = min(_BATCH, _BATCH_LOGITS // len(params))
-    return size if data.labels.size >= _MIN_BATCHES * _BATCH else None
-
-
-def _on_batches(data: Data, l2, first: Point, factor, rng, tolerance: float, enter) -> tuple[Point, int]:
-    """The stochastic phase of many coefficients, forgotten if it has not decreased the objective; and its epochs."""
-    params = first.params
-    b, size = data.labels.size, _batch_size(data, params) or 1
-    count = -(-b // size)
-    places = np.full(count * -(-b // count), -1, np.int32)
-    places[:b] = rng.permutation(b)
-    # Rows without an example are spread over the batches.
-    batches = jnp.asarray(places.reshape(-1, count).T)
+def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
+    """The stochastic phase of many coefficients, and its epochs."""
+    b = method.data.labels.size
+    count = -(-b // min(_BATCH, _BATCH_LOGITS // len(params)))
     rates = _FIRST_RATE / 2 * (1 + np.cos(np.pi * np.arange(_EPOCHS * count) / (_EPOCHS * count)))
     iterate = first_iterate(params)
-    plain, reduced = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
-    empty = memory = no_memory(params, batches) if b * len(params) <= _REMEMBERED else None
-
-    def run(memory, rates, reduced, curvature):
-        order = jnp.asarray(rng.permutation(count), jnp.int32)
-        return epoch(data, l2, factor, iterate, memory, batches, order, jnp.asarray(rates), reduced, curvature)
-
     for of_epoch in rates.astype(np.float32).reshape(_EPOCHS, count):
-        iterate, memory = run(empty, of_epoch, plain, first.label_curvature)
-    epochs = _EPOCHS
-    point = _evaluate(data, l2, iterate.params.astype(params.dtype))
-    if not (_is_finite(point) and float(point.objective) < float(first.objective)):
-        enter("stochastic", first)
-        return first, epochs
-    enter("stochastic", point)
-    constant = np.full(count, _REDUCED_RATE, np.float32)
-    last_fall = float(first.objective) - float(point.objective)
-    while float(point.size) > tolerance and memory is not None:
-        for _ in range(_ROUND):
-            iterate, memory = run(memory, constant, reduced, point.label_curvature)
-        epochs += _ROUND
-        new = _evaluate(data, l2, iterate.params.astype(params.dtype))
-        if not (_is_finite(new) and float(new.objective) < float(point.objective)):
-            break
-        fall = float(point.objective) - float(new.objective)
-        point = new
-        enter("stochastic", point)
-        if fall > _SLOW * last_fall:
-            break
-        last_fall = fall
-    return point, epochs
+        places = np.full(count * -(-b // count), -1, np.int32)
+        places[:b] = rng.permutation(b)
+        # Rows without an example are spread over the batches.
+        batches = np.ascontiguousarray(places.reshape(-1, count).T)
+        iterate = epoch(method.data, method.l2, method.factor, iterate, batches, of_epoch)
+    return iterate.params.astype(params.dtype), _EPOCHS
 
 
-@jax.jit
-def _shuffled(data: Data, order) -> Data:
-    """In another order, of which the first rows may be used alone."""
-    assert isinstance(data.design, Dense)
-    used = jnp.asarray(data.labels.size, jnp.int32)
-    return Data(Dense(data.design.x[order]), data.labels[order], data.weights[order], used)
-
-
-@jax.jit
-def _sample(data: Data, rows) -> Data:
-    """The first rows."""
-    weights = jnp.where(jnp.arange(data.labels.size, dtype=jnp.int32) < rows, data.weights, 0)
-    total = jnp.sum(weights)
-    return Data(data.design, data.labels, weights / jnp.where(total > 0, total, 1), rows)
-
-
-def _on_samples(data: Data, l2, first: Point, tolerance: float) -> tuple[Point, int]:
-    """The stochastic phase of few coefficients, forgotten if it has not decreased the objective; and its steps."""
-    params, steps = first.params, 0
-    exact = jnp.zeros((), params.dtype)
-    for rows in _SAMPLES:
-        if rows * _SAMPLE_SHARE > data.labels.size:
-            break
-        sample = _sample(data, jnp.asarray(rows, jnp.int32))
-        point = _evaluate(sample, l2, params)
-        enough = max(tolerance, _SAMPLE_NOISE / math.sqrt(rows))
-        for _ in range(_SAMPLE_STEPS):
-            if not float(point.size) > enough:
-                break
-            new = _evaluate(sample, l2, propose(sample, l2, point, None, exact, solver="dense").params)
-            if not (_is_finite(new) and float(new.objective) < float(point.objective)):
-                break
-            point, steps = new, steps + 1
-        params = point.params
-    new = _evaluate(data, l2, params)
-    return (new if _is_finite(new) and float(new.objective) < float(first.objective) else first), steps
+def _on_a_sample(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
+    """The stochastic phase of few coefficients, and its steps."""
+    b = method.data.labels.size
+    rows = rng.randint(0, b, min(max(b // _SAMPLE_PART, _SAMPLE_LEAST), _SAMPLE_MOST)).astype(np.int32)
+    enough = np.dtype(params.dtype).type(max(tolerance, _SAMPLE_NOISE / math.sqrt(rows.size)))
+    params, steps = descend(method.data, rows, method.l2, params, enough, np.int32(_SAMPLE_STEPS))
+    return params, int(steps)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from qbound.batches import weighted_sum
 from qbound.bounds import log_partition_bound
+from qbound.bounds.weights import curvature_weight
 from qbound.linear.objective import Data, fold
 from qbound.mm.certificates import Line, Rows, make_line, make_rows
 from qbound.records import record
@@ -35,11 +36,11 @@ class BlockRows:
 
         return fold(self.data, 2 * len(self.params), add, zeros)
 
-    def logits(self, block: Data) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+    def logits(self, block: Data) -> tuple[Float[Array, "n b"], Float[Array, "n b"]]:
         """Of one block, and their displacement."""
         n = len(self.params)
         both = block.logits(jnp.concatenate([self.params, self.direction]))
-        return both[:, :n], both[:, n:]
+        return both[:n], both[n:]
 
     def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
         return self.sums(lambda rows: rows.remainder(eta), jnp.zeros_like(eta))
@@ -54,7 +55,7 @@ def line_along(
     """The line along W - eta s, with a = g's and c = s' l2 s; half a pass over the data, as is every sum of it."""
     rows = BlockRows(data, params, direction)
     b = data.design.shape()[0]
-    if data.used is None and b * len(params) <= _HELD:
+    if b * len(params) <= _HELD:
         return make_line(data.weights, *rows.logits(data), a, c)
 
     def enter(carry, block, start):
@@ -77,12 +78,17 @@ def line_along(
 def bound_quadratic(line: Line) -> Float[Array, ""]:
     """sum_j w_j u_j'M_j u_j, with M_j the curvature of the global bound and u_j the displacement of logits."""
 
+    def of_two(log_p, e):
+        # M_j = beta(difference of logits) (e_2 - e_1)(e_2 - e_1)', in any order.
+        return curvature_weight(log_p[1] - log_p[0]) * (e[1] - e[0]) ** 2
+
     def quadratic(log_p, e):
         # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
         return log_partition_bound(log_p, order="max_first").curvature.quadratic(e)
 
     def total(rows: Rows):
-        return weighted_sum(rows.weights, jax.vmap(quadratic)(rows.log_p, rows.e))
+        quadratics = of_two if len(rows.p) == 2 else jax.vmap(quadratic, in_axes=1)
+        return weighted_sum(rows.weights, quadratics(rows.log_p, rows.e))
 
     rows = line.rows
     return total(rows) if isinstance(rows, Rows) else rows.sums(total, jnp.zeros_like(line.a))

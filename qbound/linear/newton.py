@@ -1,4 +1,4 @@
-"""One certified step of Newton's method on all examples."""
+"""Newton's method on all examples, step by certified step."""
 
 import functools
 from typing import Literal, NamedTuple
@@ -8,19 +8,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qbound import cg
-from qbound.linear.factors import InputFactor, label_factor, solve
+from qbound.linear.design import Dense
+from qbound.linear.factors import Core, InputFactor, label_factor, solve
 from qbound.linear.line import bound_quadratic, line_along
-from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, hessian, product
+from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, evaluate, hessian, product
+from qbound.mm.certificates import Line
 from qbound.mm.length import step_length
-from qbound.mm.results import Certificate
 from qbound.solve import solve_scaled
 
-__all__ = ["Proposal", "Solver", "propose"]
+__all__ = ["Proposal", "Solver", "advance", "descend"]
 
 Solver = Literal["dense", "kronecker", "diagonal"]
 
-# The most iterations of CG.
-_MAX_CG_STEPS = 200
+# The most iterations of CG, and the largest relative residual to stop at.
+_MAX_CG_STEPS, _LOOSEST = 200, 0.1
 # Added to the preconditioner, in its mean eigenvalues.
 _RELATIVE_DAMPING = 0.01
 
@@ -32,50 +33,103 @@ class Proposal(NamedTuple):
       params: where it leads.
       certified: what the objective falls by, at least.
       actual: what it falls by.
-      certificate: which one vouches for it, a `Certificate`.
       cg_steps: iterations of CG for its direction.
     """
 
     params: Float[Array, "n e"]
     certified: Float[Array, ""]
     actual: Float[Array, ""]
-    certificate: Int[Array, ""]
     cg_steps: Int[Array, ""]
 
 
 @functools.partial(jax.jit, static_argnames="solver")
-def propose(
+def advance(
     data: Data,
     l2: Float[Array, " e"],
-    point: Point,
+    params: Float[Array, "n e"],
     inputs: InputFactor | None,
-    cg_tolerance: Float[Array, ""],
+    core: Core | None,
+    tolerance: Float[Array, ""],
+    first_size: Float[Array, ""],
     *,
     solver: Solver,
-) -> Proposal:
-    """A direction from the Hessian, with a length from a certificate or a line search."""
+) -> tuple[Point, Proposal]:
+    """The objective at some parameters, and the step to take from there; none where the gradient is in the tolerance.
+
+    Args:
+      data: the examples.
+      l2: lambda, for each input.
+      params: W.
+      inputs: the factor of inputs, for the solver "kronecker".
+      core: of its preconditioner, or None.
+      tolerance: of the largest entry of the gradient.
+      first_size: what that was at the start; 0 if this is the start.
+      solver: of Newton's system.
+    """
+    point = evaluate(data, l2, centred(params))
+    zero = jnp.zeros_like(point.objective)
+
+    def step():
+        # CG stops at a relative residual of sqrt(|g|/|g_0|), so that late directions become exact; but the last step
+        # needs to reach the tolerance and no more.
+        rough = jnp.minimum(_LOOSEST, jnp.sqrt(point.size / first_size))
+        cg_tolerance = jnp.maximum(rough, tolerance / (2 * point.size))
+        s, cg_steps = _direction(data, l2, point, inputs, core, cg_tolerance, solver)
+        s, line = _line(data, l2, point, s)
+        one = jnp.ones_like(zero)
+        step = step_length(line, lambda: bound_quadratic(line), is_local=True, search=True, eta=one)
+        return Proposal(point.params - step.length * s, step.certified, step.actual, cg_steps)
+
+    def stay():
+        return Proposal(point.params, zero, zero, jnp.zeros((), jnp.int32))
+
+    return point, jax.lax.cond(point.size > tolerance, step, stay)
+
+
+@jax.jit
+def descend(
+    data: Data,
+    rows: Int[Array, " k"],
+    l2: Float[Array, " e"],
+    params: Float[Array, "n e"],
+    tolerance: Float[Array, ""],
+    max_steps: Int[Array, ""],
+) -> tuple[Float[Array, "n e"], Int[Array, ""]]:
+    """Where steps on some of the rows lead, with line searches and no certificates; and how many it took.
+
+    They end when the largest entry of the gradient is within a tolerance, or the objective does not fall.
+    """
+    assert isinstance(data.design, Dense)
+    weights = data.weights[rows]
+    total = jnp.sum(weights)
+    sample = Data(Dense(data.design.x[rows]), data.labels[rows], weights / jnp.where(total > 0, total, 1))
+
+    def unfinished(carry):
+        steps, _, _, moves = carry
+        return moves & (steps < max_steps)
+
+    def step(carry):
+        steps, point, _, _ = carry
+        s, _ = _direction(sample, l2, point, None, None, tolerance, "dense")
+        s, line = _line(sample, l2, point, s)
+        new = evaluate(sample, l2, point.params - line.search(jnp.ones_like(point.objective)) * s)
+        return steps + 1, new, point.params, (new.objective < point.objective) & (new.size > tolerance)
+
+    first = evaluate(sample, l2, centred(params))
+    zero = jnp.zeros((), jnp.int32)
+    steps, last, before, _ = jax.lax.while_loop(unfinished, step, (zero, first, first.params, first.size > tolerance))
+    return jnp.where(jnp.isfinite(last.objective), last.params, before), steps
+
+
+def _line(data: Data, l2, point: Point, s) -> tuple[Array, Line]:
+    """A direction, the gradient if rounding has left no other, and the line along it."""
     g = point.gradient
-    s, cg_steps = _direction(data, l2, point, inputs, cg_tolerance, solver)
     usable = jnp.all(jnp.isfinite(s)) & (jnp.sum(g * s) > 0)
-    s = jnp.where(usable, s, g)
-    line = line_along(data, point.params, s, jnp.sum(g * s), jnp.sum(l2[None, :] * s**2))
-    step = step_length(
-        line,
-        lambda: bound_quadratic(line),
-        is_local=True,
-        search=True,
-        eta=jnp.ones_like(point.objective),
-    )
-    return Proposal(
-        params=point.params - step.length * s,
-        certified=step.certified,
-        actual=step.actual,
-        certificate=jnp.where(step.local, jnp.int32(Certificate.LOCAL), jnp.int32(Certificate.BOUND)),
-        cg_steps=cg_steps,
-    )
+    s: Array = jnp.where(usable, s, g)  # pyright: ignore[reportAssignmentType]
+    return s, line_along(data, point.params, s, jnp.sum(g * s), jnp.sum(l2[None, :] * s**2))
 
 
-def _direction(data, l2, point: Point, inputs, cg_tolerance, solver: Solver):
+def _direction(data, l2, point: Point, inputs, core, cg_tolerance, solver: Solver):
     """About the solution of H s = g, and the iterations of CG."""
     g = centred(point.gradient)
     if solver == "dense":
@@ -86,7 +140,7 @@ def _direction(data, l2, point: Point, inputs, cg_tolerance, solver: Solver):
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(l2), _RELATIVE_DAMPING)
+            return solve(labels, inputs, r, jnp.max(l2), _RELATIVE_DAMPING, core)
     else:
         scale = diagonal(data, l2, point.params)
         scale = 1 / jnp.where(scale > 0, scale, 1)

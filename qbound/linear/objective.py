@@ -11,48 +11,53 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from qbound.batches import weighted_sum
 from qbound.linear.design import Dense, Design
 from qbound.records import record
-from qbound.solve import HIGHEST, times
+from qbound.solve import times
 
-__all__ = ["Data", "Point", "diagonal", "centred", "contrasts", "evaluate", "extended", "fold", "hessian", "product"]
+__all__ = [
+    "Data",
+    "Point",
+    "diagonal",
+    "centred",
+    "contrasts",
+    "evaluate",
+    "extended",
+    "fold",
+    "hessian",
+    "hessian_of_loss",
+    "one_hot",
+    "product",
+]
 
 # Up to so many labels the mean label curvature is a matrix, beyond only its diagonal.
 LABEL_LIMIT = 500
-# The most rows of a block where some of the rows may be left out.
-_SAMPLE_BLOCK = 4096
 
 
 @record
 class Data:
-    """Examples.
-
-    With `used`, all weights are 0 from that row on, and time is spent only on the rows before.
-    """
+    """Examples."""
 
     design: Design
     labels: Int[Array, " b"]
     weights: Float[Array, " b"]  # of sum 1
-    used: Int[Array, ""] | None = None
 
-    def logits(self, v: Float[Array, "n e"]) -> Float[Array, "b n"]:
-        """X V'."""
+    def logits(self, v: Float[Array, "n e"]) -> Float[Array, "n b"]:
+        """V X'."""
         d = self.design.shape()[1]
         logits = self.design.forward(v[:, :d])
-        return logits if v.shape[1] == d else logits + v[None, :, d]
+        return logits if v.shape[1] == d else logits + v[:, d, None]
 
-    def pull_back(self, rows: Float[Array, "b n"], inputs: int) -> Float[Array, "n e"]:
-        """R' diag(w) X, for e inputs."""
-        w = self.weights[:, None]
-        return self.pull_back_rows(jnp.where(w == 0, 0, w * rows), inputs)
-
-    def pull_back_rows(self, rows: Float[Array, "b n"], inputs: int) -> Float[Array, "n e"]:
-        """R'X, for e inputs."""
+    def pull_back(self, rows: Float[Array, "n b"], inputs: int) -> Float[Array, "n e"]:
+        """R diag(w) X, for e inputs."""
+        w = self.weights[None, :]
+        rows = jnp.where(w == 0, 0, w * rows)
         product = self.design.transpose(rows)
-        return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 0)[:, None]], axis=1)
+        return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 1)[:, None]], axis=1)
 
 
 def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any) -> Any:
@@ -60,8 +65,6 @@ def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], c
     b = data.design.shape()[0]
     size = data.design.block_size(labels)
     zero = jnp.zeros((), jnp.int32)
-    if data.used is not None:
-        size = min(size, _SAMPLE_BLOCK)
     if size == b:
         return function(carry, data, zero)
 
@@ -74,8 +77,7 @@ def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], c
         labels = jax.lax.dynamic_slice(data.labels, (start,), (size,))
         return function(carry, Data(data.design.block(start, size), labels, weights), start)
 
-    count = -(-b // size) if data.used is None else (data.used + (size - 1)) // size
-    return jax.lax.fori_loop(0, count, one, carry)
+    return jax.lax.fori_loop(0, -(-b // size), one, carry)
 
 
 class Point(NamedTuple):
@@ -103,23 +105,23 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
 
     def add(carry, block: Data, _):
         loss, gradient, curvature = carry
-        t = jax.nn.one_hot(block.labels, n, dtype=params.dtype)
+        t = one_hot(block.labels, n, params.dtype)
         h = block.logits(params)
         # Measured from what was observed, logits lose no digits of the loss.
-        h = h - jnp.sum(t * h, axis=1, keepdims=True)
-        largest = jnp.max(h, axis=1, keepdims=True)
+        h = h - jnp.sum(t * h, axis=0, keepdims=True)
+        largest = jnp.max(h, axis=0, keepdims=True)
         exponentials = jnp.exp(h - largest)
-        total = jnp.sum(exponentials, axis=1, keepdims=True)
+        total = jnp.sum(exponentials, axis=0, keepdims=True)
         p = exponentials / total
-        loss += weighted_sum(block.weights, (largest + jnp.log(total))[:, 0])
+        loss += weighted_sum(block.weights, (largest + jnp.log(total))[0])
         d = p - t
         # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
-        gradient += block.pull_back(d - t * jnp.sum(d, axis=1, keepdims=True), e)
-        weighted = block.weights[:, None] * p
+        gradient += block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e)
+        weighted = block.weights[None, :] * p
         if is_matrix:
-            curvature += jnp.diag(jnp.sum(weighted, axis=0)) - times(weighted.T, p)
+            curvature += jnp.diag(jnp.sum(weighted, axis=1)) - times(weighted, p.T)
         else:
-            curvature += jnp.sum(weighted * (1 - p), axis=0)
+            curvature += jnp.sum(weighted * (1 - p), axis=1)
         return loss, gradient, curvature
 
     zero = jnp.zeros((), params.dtype)
@@ -128,6 +130,11 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
     gradient = centred(gradient) + l2[None, :] * params
     objective = loss + jnp.sum(l2[None, :] * params**2) / 2
     return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature)
+
+
+def one_hot(labels: Int[Array, " b"], n: int, dtype: Any) -> Float[Array, "n b"]:
+    """1 at the label of each example."""
+    return (jnp.arange(n, dtype=labels.dtype)[:, None] == labels[None, :]).astype(dtype)
 
 
 def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
@@ -143,8 +150,8 @@ def product(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], v: 
 
     def add(total, block: Data, _):
         logits = block.logits(both)
-        p, u = jax.nn.softmax(logits[:, :n], axis=1), logits[:, n:]
-        return total + block.pull_back(p * (u - jnp.sum(p * u, axis=1, keepdims=True)), e)
+        p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
+        return total + block.pull_back(p * (u - jnp.sum(p * u, axis=0, keepdims=True)), e)
 
     return centred(fold(data, 2 * n, add, jnp.zeros_like(v))) + l2[None, :] * v
 
@@ -154,7 +161,7 @@ def diagonal(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
     n, e = params.shape
 
     def add(total, block: Data, _):
-        p = jax.nn.softmax(block.logits(params), axis=1)
+        p = jax.nn.softmax(block.logits(params), axis=0)
         return total + Data(block.design.squared(), block.labels, block.weights).pull_back(p * (1 - p), e)
 
     return fold(data, n, add, jnp.zeros_like(params)) + l2[None, :]
@@ -162,23 +169,41 @@ def diagonal(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
 
 def hessian(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "k k"]:
     """The Hessian in coordinates Z (m, e), m = n - 1, of W = Q Z, whose columns span what sums to 0 over labels."""
-    n, e = params.shape
+    e = params.shape[1]
+    matrix = hessian_of_loss(data, params, lambda block: extended(block.design, e), e)
+    return matrix + jnp.diag(jnp.tile(l2, len(params) - 1))
+
+
+def hessian_of_loss(
+    data: Data, params: Float[Array, "n e"], coordinates: Callable[[Data], Float[Array, "b r"]], r: int
+) -> Float[Array, "k k"]:
+    """That of the loss, in coordinates Z (m, r) for which the logits of an example change by Q Z y.
+
+    Args:
+      data: the examples.
+      params: W.
+      coordinates: gives y for the examples of a block.
+      r: how many there are.
+    """
+    n, m = len(params), len(params) - 1
     q = contrasts(n, params.dtype)
-    m = n - 1
-    identity = jnp.eye(n, dtype=params.dtype)
+    # Every pair of labels once.
+    first, second = np.triu_indices(m)
+    pairs = len(first)
+    places = np.zeros((m, m), np.int32)
+    places[first, second] = places[second, first] = np.arange(pairs)
+    products = q[:, first] * q[:, second]
 
     def add(total, block: Data, _):
-        p = jax.nn.softmax(block.logits(params), axis=1)
-        labels = p[:, :, None] * identity[None] - p[:, :, None] * p[:, None, :]
-        labels = jnp.einsum("kp,jkl,lq->jpq", q, block.weights[:, None, None] * labels, q, precision=HIGHEST)
-        x = extended(block.design, e)
-        rows = (labels[:, :, :, None] * x[:, None, None, :]).reshape(len(x), -1)
-        return total + times(rows.T, x)
+        p = jax.nn.softmax(block.logits(params), axis=0)
+        mean = times(q.T, p)
+        labels = block.weights[None, :] * (times(products.T, p) - mean[first] * mean[second])
+        y = coordinates(block)
+        # One pair at a time: of all together, rows times pairs times r numbers would be written and read.
+        return total + jax.lax.map(lambda weights: times((weights[:, None] * y).T, y), labels)
 
-    # As many labels as one row of what is formed has entries.
-    total = fold(data, m * m * e, add, jnp.zeros((m * m * e, e), params.dtype))
-    matrix = total.reshape(m, m, e, e).transpose(0, 2, 1, 3).reshape(m * e, m * e)
-    return matrix + jnp.diag(jnp.tile(l2, m))
+    total = fold(data, pairs, add, jnp.zeros((pairs, r, r), params.dtype))
+    return total[places].transpose(0, 2, 1, 3).reshape(m * r, m * r)
 
 
 def extended(design: Design, inputs: int) -> Float[Array, "b e"]:
@@ -191,7 +216,5 @@ def extended(design: Design, inputs: int) -> Float[Array, "b e"]:
 
 def contrasts(n: int, dtype: Any) -> Float[Array, "n m"]:
     """Orthonormal columns that sum to 0."""
-    k = jnp.arange(1, n)
-    above = (jnp.arange(n)[:, None] < k[None, :]).astype(dtype)
-    matrix = above - (jnp.arange(n)[:, None] == k[None, :]).astype(dtype) * k[None, :].astype(dtype)
-    return matrix / jnp.sqrt((k * (k + 1)).astype(dtype))[None, :]
+    k, row = np.arange(1, n), np.arange(n)[:, None]
+    return jnp.asarray(((row < k) - k * (row == k)) / np.sqrt(k * (k + 1)), dtype)

@@ -57,10 +57,10 @@ class Sparse(Design):
         return self.rows, self.columns
 
     def forward(self, v):
-        return _sum(self.by_row, v.T)
+        return _sum(self.by_row, v.T).T
 
     def transpose(self, r):
-        return _sum(self.by_column, r).T
+        return _sum(self.by_column, r.T).T
 
     def squared(self):
         def first_squared(levels):

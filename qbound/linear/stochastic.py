@@ -8,18 +8,16 @@ from jaxtyping import Array, Float, Int
 
 from qbound.linear.design import Dense
 from qbound.linear.factors import InputFactor, LabelFactor, label_factor, solve
-from qbound.linear.objective import LABEL_LIMIT, Data, centred
+from qbound.linear.objective import LABEL_LIMIT, Data, centred, one_hot
 from qbound.transforms.kronecker_factors import mean_label_curvature
 
 __all__ = [
     "LABEL_EXAMPLES",
     "Iterate",
-    "Memory",
     "epoch",
     "first_iterate",
     "label_curvature",
     "moved",
-    "no_memory",
     "relative_damping",
     "residuals",
 ]
@@ -42,37 +40,15 @@ def first_iterate(params: Float[Array, "n e"]) -> Iterate:
     return Iterate(params, jnp.zeros_like(params), jnp.zeros((), jnp.float32))
 
 
-class Memory(NamedTuple):
-    """What variance reduction remembers: the derivatives by logits when each batch was last seen, and their gradient.
-
-    Attributes:
-      residuals: w (p - t), times the number of batches, for each of them.
-      gradient: the mean over batches of what they give.
-    """
-
-    residuals: Float[Array, "t k n"]
-    gradient: Float[Array, "n e"]
-
-
-def no_memory(params: Float[Array, "n e"], batches: Int[Array, "t k"]) -> Memory:
-    """Before any batch."""
-    shape = (*batches.shape, len(params))
-    return Memory(jnp.zeros(shape, jnp.float32), jnp.zeros(params.shape, jnp.float32))
-
-
 @jax.jit
 def epoch(
     data: Data,
     l2: Float[Array, " e"],
     inputs: InputFactor,
     iterate: Iterate,
-    memory: Memory | None,
     batches: Int[Array, "t k"],
-    order: Int[Array, " t"],
     rates: Float[Array, " t"],
-    reduced: Float[Array, ""],
-    curvature: Float[Array, "..."],
-) -> tuple[Iterate, Memory | None]:
+) -> Iterate:
     """One step on every batch.
 
     Args:
@@ -80,40 +56,27 @@ def epoch(
       l2: for each input.
       inputs: the factor of inputs.
       iterate: where to start.
-      memory: of the epoch before, on the same batches; to begin with, `no_memory`; None to have none.
       batches: the places of their examples; -1 for none.
-      order: of the batches.
       rates: the learning rate of each step.
-      reduced: 1 to reduce the variance of gradients by the memory, which is then of all batches (SAGA); 0 for plain
-        ones, which enter the memory all the same.
-      curvature: of labels, for steps with reduced variance; others have that of the bound.
     """
     count = len(batches)
-    safe = label_curvature(_batch(data, batches[order[0], :LABEL_EXAMPLES]), iterate.params)
-    labels = label_factor(jnp.where(reduced > 0, curvature.astype(jnp.float32), safe))
+    labels = label_factor(label_curvature(_batch(data, batches[0, :LABEL_EXAMPLES]), iterate.params))
     relative = jnp.asarray(relative_damping(batches.shape[1]), jnp.float32)
     e = iterate.params.shape[1]
 
-    def one(carry, of_step):
-        iterate, memory = carry
-        i, rate = of_step
-        batch = _batch(data, batches[i])
-        d = count * batch.weights[:, None] * residuals(batch, iterate.params)
-        if memory is None:
-            g = batch.pull_back_rows(d, e)
-        else:
-            change = batch.pull_back_rows(d - reduced * memory.residuals[i], e)
-            g = change + reduced * memory.gradient
-            memory = Memory(memory.residuals.at[i].set(d), memory.gradient + change / count)
-        return (moved(iterate, g, l2, labels, inputs, rate, relative), memory), None
+    def one(iterate, of_step):
+        rows, rate = of_step
+        batch = _batch(data, rows)
+        g = count * batch.pull_back(residuals(batch, iterate.params), e)
+        return moved(iterate, g, l2, labels, inputs, rate, relative), None
 
-    return jax.lax.scan(one, (iterate, memory), (order, rates))[0]
+    return jax.lax.scan(one, iterate, (batches, rates))[0]
 
 
-def residuals(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "b n"]:
+def residuals(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "n b"]:
     """The derivatives of losses by logits, p - t."""
-    p = jax.nn.softmax(batch.logits(params), axis=1)
-    return p - jax.nn.one_hot(batch.labels, p.shape[1], dtype=p.dtype)
+    p = jax.nn.softmax(batch.logits(params), axis=0)
+    return p - one_hot(batch.labels, len(p), p.dtype)
 
 
 def moved(
@@ -152,4 +115,4 @@ def label_curvature(batch: Data, params: Float[Array, "n e"]) -> Float[Array, ".
     total = jnp.sum(batch.weights)
     even = jnp.full_like(batch.weights, 1 / len(batch.weights))
     weights = jnp.where(total > 0, batch.weights / jnp.where(total > 0, total, 1), even)
-    return mean_label_curvature(batch.logits(params), weights, "max_first")
+    return mean_label_curvature(batch.logits(params).T, weights, "max_first")

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.linear import Dense
-from qbound.linear.factors import InputFactor, input_factor, label_factor, solve
+from qbound.linear import Dense, factors
+from qbound.linear.factors import InputFactor, core_size, input_factor, label_factor, make_core, no_core, solve
 from tests import reference
+from tests.linear.problems import B, problem
 
 N, E = 4, 6
 L2, RELATIVE = 0.03, 0.1
@@ -103,3 +104,65 @@ def test_factor_of_nothing_is_finite(weights):
         assert np.all(np.isfinite(leaf))
     g = jnp.asarray(np.random.default_rng(3).normal(size=(N, E)))
     assert np.all(np.isfinite(solve(label_factor(jnp.asarray(label_curvature())), factor, g, jnp.asarray(L2), 0.1)))
+
+
+def core_of(p, rows):
+    """The factor of inputs and the core of a problem, from some of its rows."""
+    data, l2, params = p.arrays()
+    factor = jax.jit(input_factor, static_argnums=3)(data.design, data.weights, jnp.asarray(rows), len(p.l2))
+    return factor, jax.jit(lambda *args: make_core(*args))(data, jnp.asarray(rows), factor, l2, params)
+
+
+@pytest.mark.parametrize("size", [3, 6], ids=["leading inputs", "all inputs"])
+def test_core_is_the_inverse_of_the_hessian_on_leading_inputs(size, monkeypatch):
+    monkeypatch.setattr(factors, "_CORE", (N - 1) * size)
+    p = problem()
+    rows = np.arange(0, B, 2, dtype=np.int32)
+    factor, core = core_of(p, rows)
+    weights = p.weights[rows] / p.weights[rows].sum()
+    hessian = reference.linear_model(p.inputs[rows], p.labels[rows], weights, p.l2, p.params)[2]
+    leading = np.asarray(factor.scales)[:, None] * np.asarray(factor.vectors)[:, -size:]
+    space = np.kron(reference.contrasts(N), leading)
+    assert core.known
+    np.testing.assert_allclose(core.inverse, np.linalg.inv(space.T @ hessian @ space), rtol=2e-3, atol=2e-3)
+
+
+def test_solution_with_a_core_has_it_on_leading_inputs_and_the_product_on_the_others(monkeypatch):
+    monkeypatch.setattr(factors, "_CORE", (N - 1) * 2)
+    factor, core = core_of(problem(), np.arange(B, dtype=np.int32))
+    assert len(core.inverse) == 2 * (N - 1)
+    labels = label_factor(jnp.asarray(label_curvature()))
+    g = np.random.default_rng(3).normal(size=(N, E))
+    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, core)
+    scales, vectors = np.asarray(factor.scales), np.asarray(factor.vectors)
+    without = np.asarray(solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE))
+    # In the eigenvectors of inputs, where the product is a matrix of labels for each.
+    z = ((g * scales) @ vectors)[:, -2:]
+    q = reference.contrasts(N)
+    leading = q @ (np.asarray(core.inverse) @ (q.T @ z).ravel()).reshape(N - 1, 2)
+    rotated = (without / scales) @ vectors
+    rotated[:, -2:] = leading
+    expected = rotated @ vectors.T * scales
+    np.testing.assert_allclose(found, expected - expected.mean(0), rtol=1e-3, atol=1e-4 * np.max(np.abs(expected)))
+    unknown = no_core(B, B, N, E)
+    assert unknown.inverse.shape == core.inverse.shape
+    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
+    np.testing.assert_allclose(found, without, rtol=1e-6)
+
+
+def test_core_is_as_large_as_it_pays():
+    assert core_size(60_000, 10_000, 10, 785) == 1024 // 9
+    assert core_size(600_000, 10_000, 2, 785) == 785
+    assert core_size(60_000, 10_000, 65, 785) == 0
+    # Of few examples a small one, that costs as much as ten products with the Hessian.
+    small = core_size(1800, 1800, 10, 65)
+    assert 0 < small < 65
+    c = 9 * small
+    assert 1800 * c**2 + 4 * c**3 <= 10 * 6 * 1800 * 10 * 65
+
+
+def test_core_of_nothing_is_finite():
+    p = problem()
+    for nothing in (p._replace(x=0 * p.x), p._replace(weights=0 * p.weights)):
+        _, core = core_of(nothing._replace(l2=0 * p.l2), np.arange(B, dtype=np.int32))
+        assert np.all(np.isfinite(core.inverse))

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 from qbound.linear import Sparse, design
+from qbound.linear.newton import descend
 from qbound.linear.objective import Data
 from qbound.mm.results import Result
 from tests import reference
@@ -132,11 +133,7 @@ def test_fit_in_blocks_is_that_in_one(monkeypatch, optimum):
 def test_first_phase_is_entered_in_the_history(with_first_phase, optimum):
     fit = with_first_phase
     phases = [entry.phase for entry in fit.history]
-    first, certified = phases.count("stochastic"), phases.count("mm")
-    assert phases == ["start"] + first * ["stochastic"] + certified * ["mm"]
-    assert first > 1
-    rounds = (fit.steps - module._EPOCHS - certified) / module._ROUND
-    assert rounds in (first - 1, first)  # the last may not have gained anything
+    assert phases == ["start", "stochastic"] + (fit.steps - module._EPOCHS) * ["mm"]
     assert fit.result == Result.CONVERGED
     assert_decreases(fit)
     np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
@@ -168,13 +165,6 @@ def test_first_phase_is_forgotten_if_the_objective_does_not_fall(monkeypatch, ra
     assert_decreases(fit)
 
 
-def test_variance_is_reduced_only_where_gradients_can_be_remembered(monkeypatch):
-    with_batches(monkeypatch, _REMEMBERED=0)
-    fit = run(monkeypatch)
-    assert [entry.phase for entry in fit.history].count("stochastic") == 1
-    assert fit.result == Result.CONVERGED
-
-
 @pytest.mark.parametrize(
     "constants", [{"stochastic": False}, {"tolerance": 10.0}, {"max_steps": 0}, {"_MIN_BATCHES": 4}], ids=str
 )
@@ -185,14 +175,13 @@ def test_there_is_no_first_phase_where_none_is_wanted(monkeypatch, constants):
     assert "stochastic" not in [entry.phase for entry in fit.history]
 
 
-def with_samples(patch):
-    """Newton's method on samples, for few examples."""
-    for name, value in {"_SAMPLES": (30, 60), "_SAMPLE_SHARE": 2}.items():
-        patch.setattr(module, name, value)
+def with_a_sample(patch):
+    """Newton's method on a sample, for few examples."""
+    patch.setattr(module, "_SAMPLE_LEAST", 30)
 
 
-def test_first_phase_of_few_coefficients_takes_samples(monkeypatch, optimum):
-    with_samples(monkeypatch)
+def test_first_phase_of_few_coefficients_takes_a_sample(monkeypatch, optimum):
+    with_a_sample(monkeypatch)
     fit = run(monkeypatch, "dense", rng=np.random.RandomState(1))
     phases = [entry.phase for entry in fit.history]
     assert phases == ["start", "stochastic"] + (len(phases) - 2) * ["mm"]
@@ -206,12 +195,13 @@ def test_first_phase_of_few_coefficients_takes_samples(monkeypatch, optimum):
     np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
 
 
-def test_samples_that_mislead_are_forgotten(monkeypatch, optimum):
-    """One row of nearly all weight has no other label; the others, of which the samples are, have nothing else."""
-    with_samples(monkeypatch)
+def test_sample_that_misleads_is_forgotten(monkeypatch):
+    """One row of nearly all weight has no other label; the others, of which the sample is, have nothing else."""
+    with_a_sample(monkeypatch)
     p = PROBLEM._replace(labels=np.zeros_like(PROBLEM.labels), x=np.ones_like(PROBLEM.x))
     labels, weights = p.labels.copy(), np.full(len(p.labels), 1e-6)
-    heavy = np.random.RandomState(1).permutation(len(labels))[-1]
+    taken = np.random.RandomState(1).randint(0, len(labels), 30)
+    heavy = np.setdiff1d(np.arange(len(labels)), taken)[0]
     labels[heavy], weights[heavy] = 1, 1
     p = p._replace(labels=labels, weights=weights / weights.sum())
     fit = run(monkeypatch, "dense", p, rng=np.random.RandomState(1))
@@ -219,6 +209,40 @@ def test_samples_that_mislead_are_forgotten(monkeypatch, optimum):
     assert end.phase == "stochastic"
     assert (end.objective, end.gradient) == (start.objective, start.gradient)
     assert fit.result == Result.CONVERGED
+
+
+@pytest.mark.parametrize("max_steps", [0, 3])
+def test_steps_on_a_sample_are_those_of_the_sample_alone(max_steps, optimum):
+    """Weights of what was drawn sum to 1, and every step decreases its objective."""
+    data, l2, params = PROBLEM.arrays()
+    rows = np.random.default_rng(0).integers(0, len(PROBLEM.labels), 60).astype(np.int32)
+    found, steps = descend(data, jnp.asarray(rows), l2, params, jnp.asarray(1e-9), jnp.asarray(max_steps, jnp.int32))
+    assert int(steps) == max_steps
+    weights = PROBLEM.weights[rows] / PROBLEM.weights[rows].sum()
+    sample = PROBLEM.inputs[rows], PROBLEM.labels[rows], weights, PROBLEM.l2
+    start, expected = PROBLEM.params - PROBLEM.params.mean(0), reference.linear_optimum(*sample, N)
+    if max_steps == 0:
+        np.testing.assert_allclose(found, start, atol=1e-12)
+        return
+    values = [reference.linear_model(*sample, np.asarray(at))[0] for at in (start, found, expected)]
+    assert values[1] - values[2] < 1e-2 * (values[0] - values[2])
+    exact, _ = descend(data, jnp.asarray(rows), l2, params, jnp.asarray(1e-9), jnp.asarray(50, jnp.int32))
+    np.testing.assert_allclose(exact, expected, atol=1e-6)
+
+
+def test_core_is_made_anew_when_iterations_of_cg_are_many(monkeypatch):
+    made = []
+    make_core = module._make_core
+    monkeypatch.setattr(module, "_make_core", lambda *args: made.append(args) or make_core(*args))
+    fit = run(monkeypatch)
+    many = sum(entry.cg_steps > module._STALE for entry in fit.history)
+    assert len(made) == many
+    made.clear()
+    monkeypatch.setattr(module, "_STALE", 1)
+    anew = run(monkeypatch)
+    many = sum(entry.cg_steps > 1 for entry in anew.history)
+    assert len(made) == many > 1
+    assert anew.result == Result.CONVERGED
 
 
 def test_solver_follows_the_sizes_of_the_problem():

@@ -6,8 +6,8 @@ import pytest
 
 from qbound.linear import Dense, design
 from qbound.linear.factors import InputFactor
-from qbound.linear.newton import propose
-from qbound.linear.objective import Data, Point, evaluate
+from qbound.linear.newton import advance
+from qbound.linear.objective import Data
 from qbound.linear.stochastic import epoch, first_iterate
 
 B, N, D = 50_000, 10_000, 128
@@ -27,29 +27,23 @@ DATA = jax.tree.unflatten(
 FACTOR = jax.tree.unflatten(
     jax.tree.structure(InputFactor(jnp.zeros(1), jnp.zeros(1), jnp.zeros((1, 1)))), [array(E), array(E), array(E, E)]
 )
-POINT = Point(array(N, E), array(), array(N, E), array(), array(N))
 
 
-def proposed(solver):
+def advanced(solver):
     factor = FACTOR if solver == "kronecker" else None
-    return propose.lower(DATA, array(E), POINT, factor, array(), solver=solver)
+    return advance.lower(DATA, array(E), array(N, E), factor, None, array(), array(), solver=solver)
 
 
 PROGRAMS = {
-    "kronecker": lambda: proposed("kronecker"),
-    "diagonal": lambda: proposed("diagonal"),
-    "evaluate": lambda: jax.jit(evaluate).lower(DATA, array(E), array(N, E)),
+    "kronecker": lambda: advanced("kronecker"),
+    "diagonal": lambda: advanced("diagonal"),
     "epoch": lambda: epoch.lower(
         DATA,
         array(E),
         FACTOR,
         jax.eval_shape(first_iterate, array(N, E)),
-        None,
         array(BATCHES, BATCH, dtype=jnp.int32),
-        array(BATCHES, dtype=jnp.int32),
         array(BATCHES),
-        array(),
-        array(N),
     ),
 }
 

@@ -93,24 +93,6 @@ def test_every_row_counts_once_in_blocks(blocks):
     assert int(rows) == (B if blocks == 1 else 3 * 64)
 
 
-def test_rows_that_are_not_used_take_no_time(monkeypatch):
-    """Nothing is read of blocks without any row in use: they may hold what would spoil every sum."""
-    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
-    p = problem()
-    used = 70
-    weights = np.where(np.arange(B) < used, p.weights, 0)
-    spoilt = np.where(np.arange(B)[:, None] < 128, p.x, np.nan)
-    numbers = (jnp.asarray(x) for x in (p.labels, weights))
-    data = objective.Data(design.Dense(jnp.asarray(spoilt)), *numbers, jnp.asarray(used, jnp.int32))
-    _, l2, params = p.arrays()
-    point, hv, diag = jax.jit(lambda *arguments: pieces(*arguments))(data, l2, params, jnp.asarray(p.direction))
-    value, gradient, matrix = reference.linear_model(p.inputs, p.labels, weights, p.l2, p.params)
-    assert float(point.objective) == pytest.approx(value, rel=1e-12)
-    np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
-
-
 @pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
 def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows, monkeypatch):
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 2_000_000)

@@ -51,12 +51,12 @@ CASES = {
 def assert_equals_dense(csr, dense):
     b, d = dense.shape
     rng = np.random.default_rng(2)
-    v, r = rng.normal(size=(LABELS, d)), rng.normal(size=(b, LABELS))
+    v, r = rng.normal(size=(LABELS, d)), rng.normal(size=(LABELS, b))
     sparse = Sparse.from_csr(csr, np.float64)
     assert sparse.shape() == (b, d)
     for x, expected in ((sparse, dense), (sparse.squared(), dense**2)):
-        np.testing.assert_allclose(x.forward(jnp.asarray(v)), expected @ v.T, rtol=1e-11, atol=1e-12)
-        np.testing.assert_allclose(x.transpose(jnp.asarray(r)), r.T @ expected, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(x.forward(jnp.asarray(v)), v @ expected.T, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(x.transpose(jnp.asarray(r)), r @ expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("container", [scipy.sparse.csr_matrix, scipy.sparse.csr_array], ids=["matrix", "array"])
@@ -78,7 +78,7 @@ def test_entries_may_be_in_any_order_and_in_several_parts():
     assert_equals_dense(unsorted, dense)
     twice = (np.repeat(data, 2) / 2, np.repeat(indices, 2), 2 * csr.indptr)
     parts = Sparse.from_csr(scipy.sparse.csr_array(twice, dense.shape), np.float64)
-    np.testing.assert_allclose(parts.forward(jnp.eye(12)), dense, rtol=1e-12)
+    np.testing.assert_allclose(parts.forward(jnp.eye(12)), dense.T, rtol=1e-12)
     np.testing.assert_allclose(parts.transpose(jnp.eye(9)), dense, rtol=1e-12)
     explicit_zeros = scipy.sparse.csr_array((0 * data, indices, csr.indptr), dense.shape)
     assert_equals_dense(explicit_zeros, 0 * dense)
@@ -123,7 +123,7 @@ def test_no_array_has_a_place_for_every_entry():
     sparse = Sparse.from_csr(scipy.sparse.csr_array(entries, shape=(b, d)), np.float32)
     stored = sum(leaf.size for leaf in jax.tree.leaves(sparse))
     assert stored < b * d / 20
-    v, r = jnp.zeros((LABELS, d), jnp.float32), jnp.zeros((b, LABELS), jnp.float32)
+    v, r = jnp.zeros((LABELS, d), jnp.float32), jnp.zeros((LABELS, b), jnp.float32)
     for function, argument in ((Sparse.forward, v), (Sparse.transpose, r)):
         jaxpr = jax.make_jaxpr(function)(sparse, argument)
         largest = max(sizes(jaxpr.jaxpr))
