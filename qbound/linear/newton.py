@@ -125,8 +125,9 @@ def _line(data: Data, l2, point: Point, s) -> tuple[Array, Line]:
     """A direction, the gradient if rounding has left no other, and the line along it."""
     g = point.gradient
     usable = jnp.all(jnp.isfinite(s)) & (jnp.sum(g * s) > 0)
-    s: Array = jnp.where(usable, s, g)  # pyright: ignore[reportAssignmentType]
-    return s, line_along(data, point.params, s, jnp.sum(g * s), jnp.sum(l2[None, :] * s**2))
+    direction: Array = jnp.where(usable, s, g)  # pyright: ignore[reportAssignmentType]
+    slope, penalty = jnp.sum(g * direction), jnp.sum(l2[None, :] * direction**2)
+    return direction, line_along(data, point.params, direction, slope, penalty)
 
 
 def _direction(data, l2, point: Point, inputs, core, cg_tolerance, solver: Solver):
