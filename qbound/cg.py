@@ -40,7 +40,7 @@ class _State(NamedTuple):
     s: Any
     r: Any
     p: Any
-    rz: Float[Array, ""]  # r.z, z the preconditioned residual
+    rz: Float[Array, ""]  # r.z of the step before, z the preconditioned residual; inf to begin with
     rr: Float[Array, ""]
     sound: Bool[Array, ""]  # no breakdown so far
 
@@ -108,36 +108,36 @@ def _unit(g, start):
 
 
 def _iterate(product, g, max_steps, tolerance, precondition, start):
-    def directions(r):
-        """z, r.z and r.r; without a preconditioner all are the same."""
-        z = r if precondition is None else checks.matching_tree("precondition", precondition(r), r)
-        rz = trees.dot(r, z)
-        return z, rz, rz if z is r else trees.dot(r, r)
-
     gg = trees.dot(g, g)
     limit = jnp.asarray(tolerance, gg.dtype) ** 2 * gg
-    s, r = trees.zeros_like(g), g
+    s, r, rr = trees.zeros_like(g), g, gg
     if start is not None:
         s, r = _best_multiple(product, g, start)
-    z, rz, rr = directions(r)
+        rr = trees.dot(r, r)
 
     def unfinished(state: _State):
         return (state.step < max_steps) & (state.rr > limit) & state.sound
 
     def step(state: _State) -> _State:
-        q = product(state.p)
-        pq = trees.dot(state.p, q)
-        alpha = state.rz / pq
-        sound = (pq > 0) & jnp.isfinite(alpha) & (state.rz > 0)
-        s = trees.add_scaled(state.s, alpha, state.p)
-        r = trees.add_scaled(state.r, -alpha, q)
-        z, rz, rr = directions(r)
+        # The preconditioner comes first, so that a program holds it once, and not after the last step.
+        if precondition is None:
+            z, rz = state.r, state.rr
+        else:
+            z = checks.matching_tree("precondition", precondition(state.r), state.r)
+            rz = trees.dot(state.r, z)
         p = trees.add_scaled(z, rz / state.rz, state.p)
+        q = product(p)
+        pq = trees.dot(p, q)
+        alpha = rz / pq
+        sound = (pq > 0) & jnp.isfinite(alpha) & (rz > 0)
+        s = trees.add_scaled(state.s, alpha, p)
+        r = trees.add_scaled(state.r, -alpha, q)
         # A step that broke down is not taken.
         s = jax.tree.map(lambda new, old: jnp.where(sound, new, old), s, state.s)
-        return _State(state.step + 1, s, r, p, rz, rr, sound)
+        return _State(state.step + 1, s, r, p, rz, trees.dot(r, r), sound)
 
-    first = _State(jnp.zeros((), jnp.int32), s, r, z, rz, rr, jnp.isfinite(rz))
+    nowhere = trees.zeros_like(g)
+    first = _State(jnp.zeros((), jnp.int32), s, r, nowhere, jnp.full_like(rr, jnp.inf), rr, jnp.array(True))
     last = jax.lax.while_loop(unfinished, step, first)
     return last.s, last.step, jnp.sqrt(last.rr / jnp.where(gg == 0, 1, gg))
 
