@@ -9,6 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WHEEL_INSTALLED := .venv-wheel/.installed
+DOCTEST := $(BIN)/python -m pytest --override-ini=addopts= --doctest-glob='*.md'
 
 # More OpenBLAS threads than free cores make eigendecompositions many times slower.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -29,7 +30,9 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
-test: lint types doctest unit wheel
+# Two at a time: some wait for a package index or have one thread, while the tests have one for every core.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit lint types doctest wheel
 	@echo 'make test: all passed'
 
 lint: $(INSTALLED)
@@ -39,9 +42,11 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/basedpyright
 
-# As users run them: without float64, and without the type checks of the tests.
+# As users run them: without float64, and without the type checks of the tests. Those of the README are compiled as users
+# have them, too; the others quickly.
 doctest: $(INSTALLED)
-	$(BIN)/python -m pytest --override-ini=addopts= --numprocesses=auto --doctest-modules --doctest-glob='*.md' qbound README.md docs
+	$(DOCTEST) README.md
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false $(DOCTEST) --numprocesses=auto --doctest-modules qbound docs
 
 # OPTIMIZED=1: with programs compiled as users have them, in twice the time.
 unit: export OPTIMIZED := $(OPTIMIZED)
