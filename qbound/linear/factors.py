@@ -63,9 +63,10 @@ def input_factor(design: Dense, weights: Float[Array, " b"], rows: Int[Array, " 
     unit = x / jnp.where(largest > 0, largest, 1)[None, :]
     moments = jnp.sum(w[:, None] * unit**2, axis=0)
     sizes = jnp.sqrt(moments) * largest
-    typical = jnp.median(sizes)
-    typical = jnp.where(typical > 0, typical, jnp.mean(sizes))
-    typical = jnp.where(typical > 0, typical, 1)
+    # The geometric mean of those that are not 0; 1 if all are.
+    some = sizes > 0
+    logarithms = jnp.where(some, jnp.log(jnp.where(some, sizes, 1)), 0)
+    typical = jnp.exp(jnp.sum(logarithms) / jnp.maximum(jnp.sum(some.astype(sizes.dtype)), 1))
     scales = 1 / jnp.sqrt(1 + (sizes / typical) ** 2 / _LARGE)
     # In units of the typical column, so that no square leaves the range of float32.
     x = x * (scales / typical)[None, :]

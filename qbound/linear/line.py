@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qbound.batches import weighted_sum
-from qbound.bounds import log_partition_bound
 from qbound.bounds.weights import curvature_weight
 from qbound.linear.objective import Data, fold
 from qbound.mm.certificates import Line, Rows, make_line, make_rows
@@ -78,17 +77,31 @@ def line_along(
 def bound_quadratic(line: Line) -> Float[Array, ""]:
     """sum_j w_j u_j'M_j u_j, with M_j the curvature of the global bound and u_j the displacement of logits."""
 
-    def of_two(log_p, e):
-        # M_j = beta(difference of logits) (e_2 - e_1)(e_2 - e_1)', in any order.
-        return curvature_weight(log_p[1] - log_p[0]) * (e[1] - e[0]) ** 2
-
-    def quadratic(log_p, e):
-        # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
-        return log_partition_bound(log_p, order="max_first").curvature.quadratic(e)
-
     def total(rows: Rows):
-        quadratics = of_two if len(rows.p) == 2 else jax.vmap(quadratic, in_axes=1)
-        return weighted_sum(rows.weights, quadratics(rows.log_p, rows.e))
+        # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
+        return weighted_sum(rows.weights, _quadratics(rows.log_p, rows.e))
 
     rows = line.rows
     return total(rows) if isinstance(rows, Rows) else rows.sums(total, jnp.zeros_like(line.a))
+
+
+def _quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
+    """Of each example: u'Mu = sum_i beta_i (u_i - s_i)^2, with s_i the mean of u over the labels before i.
+
+    The largest logit comes first, the others as given: `log_partition_bound(order="max_first")`, labels first.
+    """
+    first = jnp.argmax(h, axis=0).astype(jnp.int32)
+    places = first[None, :]
+
+    def add(carry, label):
+        log_z, s, total = carry
+        i, h, u = label
+        is_other = (i != first).astype(h.dtype)
+        rho, step = is_other * (h - log_z), is_other * (u - s)
+        total = total + curvature_weight(rho) * step**2
+        log_z = jnp.where(i == first, log_z, jnp.logaddexp(log_z, h))
+        return (log_z, s + jax.nn.sigmoid(rho) * step, total), None
+
+    start = tuple(jnp.take_along_axis(x, places, axis=0)[0] for x in (h, u))
+    labels = jnp.arange(len(h), dtype=jnp.int32)
+    return jax.lax.scan(add, (*start, jnp.zeros_like(start[0])), (labels, h, u))[0][2]
