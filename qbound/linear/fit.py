@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from qbound.linear.design import Dense
 from qbound.linear.factors import Core, InputFactor, input_factor, make_core, no_core
 from qbound.linear.newton import Solver, advance, descend
-from qbound.linear.objective import Data
+from qbound.linear.objective import LABEL_LIMIT, Data
 from qbound.linear.stochastic import epoch, first_iterate
 from qbound.mm.results import Result
 
@@ -26,12 +26,14 @@ _DENSE_LIMIT = 256
 # The second moments of inputs are factorised up to so many of them, if that costs little beside passes over the data,
 # and are taken from so many rows, or so many times their number.
 _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_000, 10
-# There is a stochastic phase if it has so many batches, of so many examples and so many logits at most.
-_MIN_BATCHES, _BATCH, _BATCH_LOGITS = 20, 1000, 1 << 22
+# There is a stochastic phase if it has so many batches, of so many examples.
+_MIN_BATCHES, _BATCH = 20, 1000
 _EPOCHS, _FIRST_RATE = 5, 2.0
-# With few coefficients it is Newton's method on a sample instead, of so large a part of the rows, so many at least and
-# at most, until the gradient is below so large a part of 1/sqrt(rows), or for so many steps.
-_SAMPLE_PART, _SAMPLE_LEAST, _SAMPLE_MOST, _SAMPLE_NOISE, _SAMPLE_STEPS = 8, 4096, 65_536, 0.1, 8
+# With few coefficients it is Newton's method on a sample instead, of so large a part of the rows but not more than so
+# many, at least so many and so many for each coefficient, if that is a quarter of the rows at most; until the gradient
+# is below so large a part of 1/sqrt(rows), or for so many steps.
+_SAMPLE_PART, _SAMPLE_MOST, _SAMPLE_LEAST, _SAMPLE_EACH = 8, 65_536, 4096, 128
+_SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
 # The core of the preconditioner is made after the stochastic phase, and after a step that took more iterations of CG
 # than so many.
 _STALE = 15
@@ -95,7 +97,7 @@ def fit(
     rng = np.random.RandomState(0) if rng is None else rng
     journal = _Journal(callback)
     method = _empty_method(data, l2, params)
-    phase = _first_phase(method) if stochastic else None
+    phase = _first_phase(method, params) if stochastic else None
     steps_follow = phase is None and method.factor is None and max_steps > 0
     first = method.reach(params, tolerance if steps_follow else math.inf)
     journal.enter("start", first)
@@ -245,12 +247,13 @@ def _rows(data: Data, inputs: int) -> np.ndarray:
     return np.linspace(0, b - 1, min(b, max(_MOMENT_ROWS, _MOMENT_SHARE * inputs))).astype(np.int32)
 
 
-def _first_phase(method: _Method) -> Callable | None:
+def _first_phase(method: _Method, params) -> Callable | None:
     """The stochastic phase; None where data are too few to gain from one."""
     rows = method.data.labels.size
-    if method.solver == "dense" and rows >= _SAMPLE_PART * _SAMPLE_LEAST // 2:
+    if method.solver == "dense" and 4 * _sample_size(rows, params) <= rows:
         return _on_a_sample
-    if method.solver == "kronecker" and rows >= _MIN_BATCHES * _BATCH:
+    # With many labels a batch has none of most of them, and steps that are safe for it are short.
+    if method.solver == "kronecker" and rows >= _MIN_BATCHES * _BATCH and len(params) <= LABEL_LIMIT:
         return _on_batches
     return None
 
@@ -258,7 +261,7 @@ def _first_phase(method: _Method) -> Callable | None:
 def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
     """The stochastic phase of many coefficients, and its epochs."""
     b = method.data.labels.size
-    count = -(-b // min(_BATCH, _BATCH_LOGITS // len(params)))
+    count = -(-b // _BATCH)
     rates = _FIRST_RATE / 2 * (1 + np.cos(np.pi * np.arange(_EPOCHS * count) / (_EPOCHS * count)))
     iterate = first_iterate(params)
     for of_epoch in rates.astype(np.float32).reshape(_EPOCHS, count):
@@ -273,7 +276,11 @@ def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, 
 def _on_a_sample(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
     """The stochastic phase of few coefficients, and its steps."""
     b = method.data.labels.size
-    rows = rng.randint(0, b, min(max(b // _SAMPLE_PART, _SAMPLE_LEAST), _SAMPLE_MOST)).astype(np.int32)
+    rows = rng.randint(0, b, _sample_size(b, params)).astype(np.int32)
     enough = np.dtype(params.dtype).type(max(tolerance, _SAMPLE_NOISE / math.sqrt(rows.size)))
     params, steps = descend(method.data, rows, method.l2, params, enough, np.int32(_SAMPLE_STEPS))
     return params, int(steps)
+
+
+def _sample_size(rows: int, params) -> int:
+    return max(min(rows // _SAMPLE_PART, _SAMPLE_MOST), _SAMPLE_LEAST, _SAMPLE_EACH * params.size)

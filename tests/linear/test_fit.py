@@ -178,6 +178,7 @@ def test_there_is_no_first_phase_where_none_is_wanted(monkeypatch, constants):
 def with_a_sample(patch):
     """Newton's method on a sample, for few examples."""
     patch.setattr(module, "_SAMPLE_LEAST", 30)
+    patch.setattr(module, "_SAMPLE_EACH", 0)
 
 
 def test_first_phase_of_few_coefficients_takes_a_sample(monkeypatch, optimum):

@@ -26,12 +26,13 @@ def measured(data, params, direction, a, c):
 
 
 def lines(p, monkeypatch):
-    """Held, in one block; and made anew, in blocks with a remainder."""
+    """Held, in one block; and made anew, in blocks with a remainder, with the bound example by example."""
     data, _, params = p.arrays()
     arguments = data, params, jnp.asarray(p.direction), jnp.asarray(0.7), jnp.asarray(0.2)
     assert isinstance(line_along(*arguments).rows, Rows)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
     monkeypatch.setattr(module, "_HELD", 0)
+    monkeypatch.setattr(module, "_FEW_LABELS", 0)
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
     assert isinstance(line_along(*arguments).rows, BlockRows)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
