@@ -118,7 +118,7 @@ def _exact_hessian(setting: Numbers) -> optax.GradientTransformationExtraArgs:
         hessian = mean_curvature(qbound.linear_logits, params, inputs, weights, bound=qbound.second_order_expansion)
         c = setting.l2 + setting.damping
         gradient = jax.tree.map(lambda g, w: g + setting.l2 * w, updates, params)
-        step, _, _ = iterate(
+        step, _ = iterate(
             lambda v: trees.add(hessian.mv(v), trees.scale(c, v)),
             gradient,
             max_steps=CG_STEPS,

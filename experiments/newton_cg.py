@@ -58,7 +58,7 @@ def newton_cg(params, inputs, labels, l2, tolerance, *, max_steps=100, max_cg_st
         terms = jax.vmap(lambda h: qbound.second_order_expansion(h).curvature)(state.logits)
         hessian = ModelCurvature(terms, weights, linear_map)
         rough = jnp.minimum(0.5, jnp.sqrt(state.norm / first_norm))
-        s, cg_steps, _ = cg.iterate(
+        s, cg_steps = cg.iterate(
             lambda v: hessian.mv(v) + l2 * v,
             state.gradient,
             max_steps=max_cg_steps,

@@ -73,7 +73,7 @@ def conjugate_gradients(
       A `Solution`.
     """
     size, g, start = _unit(g, start)
-    s, steps, _ = _iterate(product, g, max_steps, tolerance, precondition, start)
+    s, steps = _iterate(product, g, max_steps, tolerance, precondition, start)
     unit = checked_solution(product, g, s, steps)
     return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))
 
@@ -86,15 +86,15 @@ def iterate(
     tolerance: Scalar,
     precondition: Callable[[Any], Any] | None = None,
     start: Any | None = None,
-) -> tuple[Any, Int[Array, ""], Float[Array, ""]]:
+) -> tuple[Any, Int[Array, ""]]:
     """As `conjugate_gradients`, without the product that checks its solution.
 
     Returns:
-      s, the steps taken, and the relative residual carried along.
+      s, and the steps taken.
     """
     size, g, start = _unit(g, start)
-    s, steps, residual = _iterate(product, g, max_steps, tolerance, precondition, start)
-    return trees.scale(size, s), steps, residual
+    s, steps = _iterate(product, g, max_steps, tolerance, precondition, start)
+    return trees.scale(size, s), steps
 
 
 def _unit(g, start):
@@ -139,7 +139,7 @@ def _iterate(product, g, max_steps, tolerance, precondition, start):
     nowhere = trees.zeros_like(g)
     first = _State(jnp.zeros((), jnp.int32), s, r, nowhere, jnp.full_like(rr, jnp.inf), rr, jnp.array(True))
     last = jax.lax.while_loop(unfinished, step, first)
-    return last.s, last.step, jnp.sqrt(last.rr / jnp.where(gg == 0, 1, gg))
+    return last.s, last.step
 
 
 def checked_solution(product: Callable[[Any], Any], g: Any, s: Any, steps: Int[Array, ""]) -> Solution:

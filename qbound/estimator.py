@@ -61,14 +61,14 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
       tol: the fit has converged when the largest absolute entry of the gradient of the objective is below it.
       max_iter: the most certified steps to take.
       warm_start: whether to start from the coefficients of the last fit.
-      random_state: draws the batches.
+      random_state: draws the batches, or the sample.
       verbose: whether to show the progress on stderr.
 
     Attributes:
       classes_: the labels, in order.
       coef_: (1, d) for two classes, (n, d) for more.
       intercept_: (1,) or (n,).
-      n_iter_: epochs of the first phase and steps of the second, in an array (1,).
+      n_iter_: epochs, or steps on a sample, of the first phase and steps of the second, in an array (1,).
       n_features_in_: the number of columns.
       feature_names_in_: their names, where they have some.
       converged_: whether the gradient is below `tol`.
@@ -378,6 +378,7 @@ class _ProgressBar:
         self.first = self.first or progress.gradient
         way = math.log(self.first / self.tolerance) if 0 < self.tolerance < self.first else 0.0
         gone = math.log(self.first / progress.gradient) if progress.gradient > 0 else way
+        gone = gone if math.isfinite(gone) else 0.0
         full = round(_BAR * min(max(gone / way, 0.0), 1.0)) if way > 0 else _BAR
         line = (
             f"\r[{'#' * full}{'.' * (_BAR - full)}] {progress.phase:10} {progress.seconds:6.1f} s  objective "

@@ -12,8 +12,8 @@ import pytest
 from tests.processes import QUICK_FLAG
 
 # The suite compiles thousands of small programs and runs each a few times, so the compiler is asked for little: else it
-# would take more than half of the time. Doctests, tests/default_mode.py and the canary have programs compiled as users
-# do, and `make unit OPTIMIZED=1` all of them.
+# would take more than half of the time. The README, tests/default_mode.py and the canary have programs as users have
+# them, and `make unit OPTIMIZED=1` all of them.
 if not os.environ.get("OPTIMIZED"):
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAG}"

@@ -35,8 +35,8 @@ TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1.4e-4, 1e-4, 7e-5, 5e-5, 3.5e-5, 2.5e-5, 
 # scikit-learn's solvers by iterations; those of saga are epochs, 20 of which take as long as the others to the end.
 IMAGES = {"newton-cg": (8, 9, 10, 11, 12, 13, 14, 15, 16, 17), "lbfgs": (100, 200, 300, 400, 600, 800), "saga": (5, 20)}
 TABLES = {"newton-cg": range(2, 12), "newton-cholesky": range(2, 12), "lbfgs": range(5, 60, 5), "saga": (10, 30, 100)}
-# Times of scikit-learn over those of qbound, at least: compiled, and with the time to compile.
-LIMITS = {"kmnist": (4.0, 1.0), "fashion_mnist": (4.0, 1.0), "adult": (1.0, 0.0)}
+# Times of scikit-learn over those of qbound, at least: compiled, and with the time to compile. Zero is no limit.
+LIMITS = {"kmnist": (4.0, 1.0), "fashion_mnist": (4.0, 1.0), "adult": (1.0, 0.0), "adult_one_hot": (0.0, 0.0)}
 COMPILE_LIMIT = 5.0
 
 
@@ -115,6 +115,8 @@ def compare(name: str, inputs: np.ndarray, labels: np.ndarray, runs: int) -> boo
     print(f"\n{name}: {inputs.shape[0]:,} x {inputs.shape[1]}, {len(np.unique(labels))} classes", flush=True)
     solvers = ladders(name, len(labels))
     make, rungs = solvers["qbound"]
+    # Else data of a shape that was there before would have nothing to compile.
+    jax.clear_caches()
     first, _ = timed(make(rungs[-1]), inputs, labels)
     second, _ = timed(make(rungs[-1]), inputs, labels)
     compile_seconds = max(first - second, 0.0)
@@ -160,7 +162,7 @@ def main() -> int:
     """The exit code says whether every limit was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="all by default")
-    parser.add_argument("--runs", type=int, default=3, help="turns for each target; for adult ten times as many")
+    parser.add_argument("--runs", type=int, default=3, help="turns for each target; ten times as many for small tables")
     parser.add_argument("--data-dir", help="folder with the published files; by default they are downloaded")
     arguments = parser.parse_args()
     kept = True
@@ -171,7 +173,7 @@ def main() -> int:
             parser.error(str(error))
         # What the first fit of a process does once, for any data.
         jax.block_until_ready(jax.numpy.zeros(1) + 1)
-        runs = arguments.runs * (10 if name == "adult" else 1)
+        runs = arguments.runs * (10 if name.startswith("adult") else 1)
         kept = compare(name, data.train_inputs, data.train_labels, runs) and kept
     print("\nevery limit kept" if kept else "\nLIMIT EXCEEDED")
     return 0 if kept else 1

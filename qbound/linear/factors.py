@@ -54,12 +54,12 @@ class LabelFactor(NamedTuple):
 
 def input_factor(design: Dense, weights: Float[Array, " b"], rows: Int[Array, " k"], inputs: int) -> InputFactor:
     """From some of the rows."""
-    x = extended(Dense(design.x[rows].astype(jnp.float32)), inputs)
     w = weights[rows].astype(jnp.float32)
+    x = extended(Dense(jnp.where(w[:, None] > 0, design.x[rows].astype(jnp.float32), 0)), inputs)
     total = jnp.sum(w)
     w = w / jnp.where(total > 0, total, 1)
     # Before products are taken, in which large columns would overflow.
-    largest = jnp.max(jnp.where(w[:, None] > 0, jnp.abs(x), 0), axis=0)
+    largest = jnp.max(jnp.abs(x), axis=0)
     unit = x / jnp.where(largest > 0, largest, 1)[None, :]
     moments = jnp.sum(w[:, None] * unit**2, axis=0)
     sizes = jnp.sqrt(moments) * largest
@@ -83,9 +83,12 @@ def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
 
 
 class Core(NamedTuple):
-    """The inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels; and if it is known."""
+    """F with F'F the inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels.
 
-    inverse: Float[Array, "c c"]
+    As a factor, what it gives is positive, whatever rounding has done. And whether it is known.
+    """
+
+    factor: Float[Array, "c c"]
     known: Bool[Array, ""]
 
 
@@ -129,9 +132,10 @@ def make_core(
     penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)
     matrix = matrix + jnp.kron(jnp.eye(n - 1, dtype=jnp.float32), penalty)
     damping = _CORE_DAMPING * jnp.mean(jnp.diag(matrix))
-    factor = jax.scipy.linalg.cho_factor(add_to_diagonal(matrix, jnp.where(damping > 0, damping, 1)))
-    inverse = jax.scipy.linalg.cho_solve(factor, jnp.eye(len(matrix), dtype=jnp.float32))
-    return Core(inverse, jnp.all(jnp.isfinite(inverse)))
+    lower = jnp.linalg.cholesky(add_to_diagonal(matrix, jnp.where(damping > 0, damping, 1)))
+    factor = jax.scipy.linalg.solve_triangular(lower, jnp.eye(len(matrix), dtype=jnp.float32), lower=True)
+    known = jnp.all(jnp.isfinite(factor))
+    return Core(jnp.where(known, factor, jnp.zeros_like(factor)), known)
 
 
 def solve(
@@ -162,10 +166,11 @@ def solve(
         u = labels.vectors.astype(jnp.float32)
         y = times(u, times(u.T, y) / (a * b + damping))
     if core is not None:
-        rest = e - len(core.inverse) // (n - 1)
+        rest = e - len(core.factor) // (n - 1)
         q = contrasts(n, jnp.float32)
         leading = times(q.T, z[:, rest:])
-        leading = times(q, times(core.inverse, leading.reshape(-1, 1)).reshape(leading.shape))
+        solved = times(core.factor.T, times(core.factor, leading.reshape(-1, 1)))
+        leading = times(q, solved.reshape(leading.shape))
         y = jnp.concatenate([y[:, :rest], jnp.where(core.known, leading, y[:, rest:])], axis=1)
     if inputs.vectors is not None:
         y = times(y, inputs.vectors.T)

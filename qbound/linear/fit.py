@@ -21,8 +21,8 @@ __all__ = ["Fit", "Phase", "Progress", "fit"]
 
 Phase = Literal["start", "stochastic", "mm"]
 
-# A matrix of all free parameters is factorised up to so many of them.
-_DENSE_LIMIT = 256
+# A matrix of all free parameters is factorised up to so many of them, and so many labels.
+_DENSE_LIMIT, _DENSE_LABELS = 256, 64
 # The second moments of inputs are factorised up to so many of them, if that costs little beside passes over the data,
 # and are taken from so many rows, or so many times their number.
 _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_000, 10
@@ -32,13 +32,13 @@ _EPOCHS, _FIRST_RATE = 5, 2.0
 # With few coefficients it is Newton's method on a sample instead, of so large a part of the rows but not more than so
 # many, at least so many and so many for each coefficient, if that is a quarter of the rows at most; until the gradient
 # is below so large a part of 1/sqrt(rows), or for so many steps.
-_SAMPLE_PART, _SAMPLE_MOST, _SAMPLE_LEAST, _SAMPLE_EACH = 8, 65_536, 4096, 128
+_SAMPLE_PART, _SAMPLE_MOST, _SAMPLE_LEAST, _SAMPLE_EACH = 8, 65_536, 4096, 256
 _SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
 # The core of the preconditioner is made after the stochastic phase, and after a step that took more iterations of CG
 # than so many.
 _STALE = 15
-# A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value and
-# no step was certified to decrease the objective by so many units of its rounding.
+# A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value, nor
+# the objective by so many units of its rounding, as certified and as measured.
 _PATIENCE, _PROGRESS, _NOISE = 3, 0.9, 4
 
 
@@ -91,10 +91,12 @@ def fit(
       tolerance: of the gradient.
       max_steps: the most certified steps to take.
       stochastic: whether there may be a stochastic phase; there is one where data are large enough to gain from it.
-      rng: draws the batches.
+      rng: draws the batches, or the sample.
       callback: called with every entry of the history.
     """
     rng = np.random.RandomState(0) if rng is None else rng
+    # As the programs see it.
+    tolerance = float(np.dtype(params.dtype).type(tolerance))
     journal = _Journal(callback)
     method = _empty_method(data, l2, params)
     phase = _first_phase(method, params) if stochastic else None
@@ -132,15 +134,17 @@ def _certified_steps(
     for steps in range(max_steps):
         if at.size <= tolerance:
             return at, steps, Result.CONVERGED
-        if at.cg_steps > _STALE:
-            method = method.with_core(at.next_params)
         # After the last step no other is wanted.
-        new = method.reach(at.next_params, tolerance if steps + 1 < max_steps else math.inf)
+        is_last = steps + 1 == max_steps
+        if at.cg_steps > _STALE and not is_last:
+            method = method.with_core(at.next_params)
+        new = method.reach(at.next_params, math.inf if is_last else tolerance)
         falls = new.is_finite and new.objective <= at.objective + math.sqrt(eps) * abs(at.objective)
         if not (falls and at.certified > 0 and at.actual > 0):
             return at, steps, Result.STALLED
         journal.enter("mm", new, at.certified, at.cg_steps)
-        gains = new.size < _PROGRESS * least or at.certified > _NOISE * eps * abs(new.objective)
+        fall = min(at.certified, at.objective - new.objective)
+        gains = new.size < _PROGRESS * least or fall > _NOISE * eps * abs(new.objective)
         idle = 0 if gains else idle + 1
         at, least = new, min(least, new.size)
         if idle >= _PATIENCE and at.size > tolerance:
@@ -232,7 +236,7 @@ def _solver(data: Data, params) -> Solver:
     n, e = params.shape
     if not isinstance(data.design, Dense):
         return "diagonal"
-    if (n - 1) * e <= _DENSE_LIMIT:
+    if (n - 1) * e <= _DENSE_LIMIT and n <= _DENSE_LABELS:
         return "dense"
     cheap = e**2 <= _KRONECKER_SHARE * data.labels.size * n
     return "kronecker" if e <= _KRONECKER_LIMIT and cheap else "diagonal"
@@ -283,4 +287,5 @@ def _on_a_sample(method: _Method, params, tolerance: float, rng) -> tuple[Array,
 
 
 def _sample_size(rows: int, params) -> int:
-    return max(min(rows // _SAMPLE_PART, _SAMPLE_MOST), _SAMPLE_LEAST, _SAMPLE_EACH * params.size)
+    n, e = params.shape
+    return max(min(rows // _SAMPLE_PART, _SAMPLE_MOST), _SAMPLE_LEAST, _SAMPLE_EACH * (n - 1) * e)

@@ -105,20 +105,20 @@ def descend(
     sample = Data(Dense(data.design.x[rows]), data.labels[rows], weights / jnp.where(total > 0, total, 1))
 
     def unfinished(carry):
-        steps, _, _, moves = carry
-        return moves & (steps < max_steps)
+        steps, point, _, falls = carry
+        return falls & (point.size > tolerance) & (steps < max_steps)
 
     def step(carry):
         steps, point, _, _ = carry
         s, _ = _direction(sample, l2, point, None, None, tolerance, "dense")
         s, line = _line(sample, l2, point, s)
         new = evaluate(sample, l2, point.params - line.search(jnp.ones_like(point.objective)) * s)
-        return steps + 1, new, point.params, (new.objective < point.objective) & (new.size > tolerance)
+        return steps + 1, new, point.params, new.objective < point.objective
 
     first = evaluate(sample, l2, centred(params))
-    zero = jnp.zeros((), jnp.int32)
-    steps, last, before, _ = jax.lax.while_loop(unfinished, step, (zero, first, first.params, first.size > tolerance))
-    return jnp.where(jnp.isfinite(last.objective), last.params, before), steps
+    start = jnp.zeros((), jnp.int32), first, first.params, jnp.array(True)
+    steps, last, before, falls = jax.lax.while_loop(unfinished, step, start)
+    return jnp.where(falls, last.params, before), steps
 
 
 def _line(data: Data, l2, point: Point, s) -> tuple[Array, Line]:
@@ -155,4 +155,4 @@ def _direction(data, l2, point: Point, inputs, core, cg_tolerance, solver: Solve
         max_steps=_MAX_CG_STEPS,
         tolerance=cg_tolerance,
         precondition=precondition,
-    )[:2]
+    )

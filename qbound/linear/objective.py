@@ -3,7 +3,8 @@ r"""The objective of a linear softmax model, and its derivatives, in blocks of r
 .. math:: L(W) = \sum_j w_j [\log Z_j - h_{j y_j}] + \tfrac12 \sum_{ki} \lambda_i W_{ki}^2, \qquad h_j = W x_j
 
 with weights w_j that sum to 1 and W (n, e): labels by inputs. With an intercept, e = d + 1 and the inputs have a 1 at
-their end, which is never stored. No array of all logits exists: what needs them makes them, one block at a time.
+their end, which is never stored. What needs logits makes them, one block of rows at a time. Arrays of them have labels
+first: sums over labels are then sums of long vectors.
 """
 
 from collections.abc import Callable
@@ -117,7 +118,8 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
         d = p - t
         # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
         gradient += block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e)
-        weighted = block.weights[None, :] * p
+        w = block.weights[None, :]
+        weighted = jnp.where(w == 0, 0, w * p)
         if is_matrix:
             curvature += jnp.diag(jnp.sum(weighted, axis=1)) - times(weighted, p.T)
         else:
@@ -197,7 +199,8 @@ def hessian_of_loss(
     def add(total, block: Data, _):
         p = jax.nn.softmax(block.logits(params), axis=0)
         mean = times(q.T, p)
-        labels = block.weights[None, :] * (times(products.T, p) - mean[first] * mean[second])
+        w = block.weights[None, :]
+        labels = jnp.where(w == 0, 0, w * (times(products.T, p) - mean[first] * mean[second]))
         y = coordinates(block)
         # One pair at a time: of all together, rows times pairs times r numbers would be written and read.
         return total + jax.lax.map(lambda weights: times((weights[:, None] * y).T, y), labels)

@@ -195,7 +195,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
             return problem.damped(problem.pull_back(linear_map, _mv(terms, linear_map.forward(v))), v)
 
         limits = {"max_steps": options.max_cg_steps, "tolerance": cg_tolerance}
-        return cg.iterate(product, g, **limits, precondition=options.precondition)[:2]
+        return cg.iterate(product, g, **limits, precondition=options.precondition)
 
     if options.curvature == "auto":
         # Two loops, and not one with a choice in every product, which would copy its operands.

@@ -140,7 +140,7 @@ def test_first_phase_is_entered_in_the_history(with_first_phase, optimum):
 
 
 def test_first_phase_goes_a_good_part_of_the_way(with_first_phase, optimum):
-    """In 15 steps, short ones because batches are small."""
+    """In 20 steps, short ones because batches are small."""
     start, end = (entry.objective for entry in with_first_phase.history[:2])
     least = objective_at(optimum)
     assert end - least < 0.7 * (start - least)
@@ -166,11 +166,13 @@ def test_first_phase_is_forgotten_if_the_objective_does_not_fall(monkeypatch, ra
 
 
 @pytest.mark.parametrize(
-    "constants", [{"stochastic": False}, {"tolerance": 10.0}, {"max_steps": 0}, {"_MIN_BATCHES": 4}], ids=str
+    "constants",
+    [{"stochastic": False}, {"tolerance": 10.0}, {"max_steps": 0}, {"_MIN_BATCHES": 4}, {"LABEL_LIMIT": N - 1}],
+    ids=str,
 )
 def test_there_is_no_first_phase_where_none_is_wanted(monkeypatch, constants):
-    with_batches(monkeypatch, **{name: value for name, value in constants.items() if name.startswith("_")})
-    kwargs = {name: value for name, value in constants.items() if not name.startswith("_")}
+    with_batches(monkeypatch, **{name: value for name, value in constants.items() if hasattr(module, name)})
+    kwargs = {name: value for name, value in constants.items() if not hasattr(module, name)}
     fit = run(monkeypatch, **{"max_steps": 1, **kwargs})
     assert "stochastic" not in [entry.phase for entry in fit.history]
 
@@ -210,6 +212,25 @@ def test_sample_that_misleads_is_forgotten(monkeypatch):
     assert end.phase == "stochastic"
     assert (end.objective, end.gradient) == (start.objective, start.gradient)
     assert fit.result == Result.CONVERGED
+
+
+def test_sample_has_enough_rows_for_the_coefficients_or_there_is_none():
+    def size(rows, coefficients):
+        return module._sample_size(rows, np.zeros((2, coefficients)))
+
+    assert size(32_561, 15) == 4096
+    assert size(200_000, 15) == 25_000
+    assert size(10**7, 15) == 65_536
+    assert size(32_561, 109) == 256 * 109
+
+    def phase(rows, d):
+        p = problem(n=2, b=rows, d=d)
+        data, l2, params = p.arrays()
+        return module._first_phase(module._empty_method(data, l2, params), params)
+
+    assert phase(16_383, 1) is None
+    assert phase(16_384, 1) is module._on_a_sample
+    assert phase(16_384, 20) is None
 
 
 @pytest.mark.parametrize("max_steps", [0, 3])
@@ -255,6 +276,7 @@ def test_solver_follows_the_sizes_of_the_problem():
 
     assert solver(10_000, 3, 128) == "dense"
     assert solver(10_000, 3, 129) == "kronecker"
+    assert solver(10_000, 65, 2) == "kronecker"
     assert solver(100_000, 10, 2000) == "kronecker"
     assert solver(100_000, 10, 2001) == "diagonal"
     assert solver(1000, 10, 1000) == "diagonal"

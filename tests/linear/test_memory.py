@@ -8,22 +8,23 @@ from qbound.linear import Dense, design
 from qbound.linear.factors import InputFactor
 from qbound.linear.newton import advance
 from qbound.linear.objective import Data
-from qbound.linear.stochastic import epoch, first_iterate
+from qbound.linear.stream import consume, first_stream
 
 B, N, D = 50_000, 10_000, 128
 E = D + 1
-BATCH, BATCHES = 419, 119
 
 
 def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-# Built without their checks, which arrays that do not exist fail.
-DATA = jax.tree.unflatten(
-    jax.tree.structure(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1))),
-    [array(B, D), array(B, dtype=jnp.int32), array(B)],
-)
+def data(rows):
+    """Built without its checks, which arrays that do not exist fail."""
+    structure = jax.tree.structure(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1)))
+    return jax.tree.unflatten(structure, [array(rows, D), array(rows, dtype=jnp.int32), array(rows)])
+
+
+DATA, BATCH = data(B), data(419)
 FACTOR = jax.tree.unflatten(
     jax.tree.structure(InputFactor(jnp.zeros(1), jnp.zeros(1), jnp.zeros((1, 1)))), [array(E), array(E), array(E, E)]
 )
@@ -37,14 +38,7 @@ def advanced(solver):
 PROGRAMS = {
     "kronecker": lambda: advanced("kronecker"),
     "diagonal": lambda: advanced("diagonal"),
-    "epoch": lambda: epoch.lower(
-        DATA,
-        array(E),
-        FACTOR,
-        jax.eval_shape(first_iterate, array(N, E)),
-        array(BATCHES, BATCH, dtype=jnp.int32),
-        array(BATCHES),
-    ),
+    "stream": lambda: consume.lower(jax.eval_shape(first_stream, array(N, E)), BATCH, array(E)),
 }
 
 
