@@ -7,6 +7,7 @@ import pytest
 
 from qbound.linear import Dense, factors
 from qbound.linear.factors import InputFactor, core_size, input_factor, label_factor, make_core, no_core, solve
+from qbound.linear.objective import Data, evaluate
 from tests import reference
 from tests.linear.problems import B, problem
 
@@ -167,3 +168,32 @@ def test_core_of_nothing_is_finite():
     for nothing in (p._replace(x=0 * p.x), p._replace(weights=0 * p.weights)):
         _, core = core_of(nothing._replace(l2=0 * p.l2), np.arange(B, dtype=np.int32))
         assert np.all(np.isfinite(core.factor))
+
+
+def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkeypatch):
+    """The condition number of the preconditioned Hessian, at the optimum."""
+    n, d = 3, 10
+    monkeypatch.setattr(factors, "_CORE", (n - 1) * 4)
+    rng = np.random.default_rng(0)
+    sizes = np.where(np.arange(d) < 3, 10.0, 1.0)
+    x = rng.normal(size=(400, d)) * sizes
+    labels = np.argmax(x @ rng.normal(size=(n, d)).T + rng.gumbel(size=(400, n)), axis=1).astype(np.int32)
+    weights, l2 = np.full(400, 1 / 400), np.full(d, 1e-3)
+    params = reference.linear_optimum(x, labels, weights, l2, n)
+    hessian = reference.linear_model(x, labels, weights, l2, params)[2]
+    data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
+    rows = jnp.arange(400, dtype=jnp.int32)
+    factor = input_factor(data.design, data.weights, rows, d)
+    core = make_core(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
+    curvature = label_factor(evaluate(data, jnp.asarray(l2), jnp.asarray(params)).label_curvature)
+    contrasts = np.kron(reference.contrasts(n), np.eye(d))
+
+    def condition(core):
+        def column(v):
+            return solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, core).ravel()
+
+        inverse = np.asarray(jax.vmap(column)(jnp.eye(n * d)))
+        values = np.linalg.eigvals((contrasts.T @ inverse @ contrasts) @ (contrasts.T @ hessian @ contrasts)).real
+        return values.max() / values.min()
+
+    assert condition(core) < condition(None) / 10
