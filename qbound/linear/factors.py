@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound.linear.design import Dense
-from qbound.linear.objective import Data, centred, contrasts, extended, hessian_of_loss
+from qbound.linear.objective import Data, centred, contrasts, extended, hessian_of_loss, sample
 from qbound.records import record
 from qbound.solve import add_to_diagonal, times
 from qbound.types import Scalar
@@ -52,12 +51,10 @@ class LabelFactor(NamedTuple):
     vectors: Float[Array, "n n"] | None
 
 
-def input_factor(design: Dense, weights: Float[Array, " b"], rows: Int[Array, " k"], inputs: int) -> InputFactor:
+def input_factor(data: Data, rows: Int[Array, " k"], inputs: int) -> InputFactor:
     """From some of the rows."""
-    w = weights[rows].astype(jnp.float32)
-    x = extended(Dense(jnp.where(w[:, None] > 0, design.x[rows].astype(jnp.float32), 0)), inputs)
-    total = jnp.sum(w)
-    w = w / jnp.where(total > 0, total, 1)
+    some_data = sample(data, rows, jnp.float32)
+    x, w = extended(some_data.design, inputs), some_data.weights
     # Before products are taken, in which large columns would overflow.
     largest = jnp.max(jnp.abs(x), axis=0)
     unit = x / jnp.where(largest > 0, largest, 1)[None, :]
@@ -114,21 +111,15 @@ def make_core(
     """From some of the rows.
 
     A Kronecker product takes the curvature of labels for the same whatever the inputs are. Where inputs are large and
-    labels certain, the Hessian can be a thousand times smaller than that. Such directions are few, and lie here.
+    labels certain, the Hessian can be far smaller than that. Such directions are few, and lie here.
     """
-    design, vectors, (n, e) = data.design, inputs.vectors, params.shape
+    vectors, (n, e) = inputs.vectors, params.shape
     size = core_size(data.labels.size, rows.size, n, e)
     if size == 0 or vectors is None:
         return None
-    assert isinstance(design, Dense)
-    w = data.weights[rows].astype(jnp.float32)
-    total = jnp.sum(w)
-    w = w / jnp.where(total > 0, total, 1)
-    sample = Data(Dense(design.x[rows].astype(jnp.float32)), data.labels[rows], w)
     leading = inputs.scales[:, None] * vectors[:, e - size :]
-    matrix = hessian_of_loss(
-        sample, params.astype(jnp.float32), lambda block: times(extended(block.design, e), leading), size
-    )
+    some_data, params = sample(data, rows, jnp.float32), params.astype(jnp.float32)
+    matrix = hessian_of_loss(some_data, params, lambda block: times(extended(block.design, e), leading), size)
     penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)
     matrix = matrix + jnp.kron(jnp.eye(n - 1, dtype=jnp.float32), penalty)
     damping = _CORE_DAMPING * jnp.mean(jnp.diag(matrix))

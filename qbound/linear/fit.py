@@ -197,7 +197,7 @@ class _Method(NamedTuple):
         factor = self.factor
         if factor is not None:
             rows = jnp.asarray(_rows(self.data, self.l2.size))
-            factor = _input_factor(self.data.design, self.data.weights, rows, self.l2.size)
+            factor = _input_factor(self.data, rows, self.l2.size)
         return self._replace(first_size=first_size, factor=factor)
 
     def with_core(self, params) -> "_Method":
@@ -217,7 +217,7 @@ class _Method(NamedTuple):
         return _Reached(point.params, objective, size, step.params, certified, actual, cg_steps)
 
 
-_input_factor = jax.jit(input_factor, static_argnums=3)
+_input_factor = jax.jit(input_factor, static_argnums=2)
 _make_core = jax.jit(make_core)
 
 

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qbound import cg
-from qbound.linear.design import Dense
 from qbound.linear.factors import Core, InputFactor, label_factor, solve
 from qbound.linear.line import bound_quadratic, line_along
-from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, evaluate, hessian, product
+from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, evaluate, hessian, product, sample
 from qbound.mm.certificates import Line
 from qbound.mm.length import step_length
 from qbound.solve import solve_scaled
@@ -99,10 +98,7 @@ def descend(
 
     They end when the largest entry of the gradient is within a tolerance, or the objective does not fall.
     """
-    assert isinstance(data.design, Dense)
-    weights = data.weights[rows]
-    total = jnp.sum(weights)
-    sample = Data(Dense(data.design.x[rows]), data.labels[rows], weights / jnp.where(total > 0, total, 1))
+    data = sample(data, rows, params.dtype)
 
     def unfinished(carry):
         steps, point, _, falls = carry
@@ -110,12 +106,12 @@ def descend(
 
     def step(carry):
         steps, point, _, _ = carry
-        s, _ = _direction(sample, l2, point, None, None, tolerance, "dense")
-        s, line = _line(sample, l2, point, s)
-        new = evaluate(sample, l2, point.params - line.search(jnp.ones_like(point.objective)) * s)
+        s, _ = _direction(data, l2, point, None, None, tolerance, "dense")
+        s, line = _line(data, l2, point, s)
+        new = evaluate(data, l2, point.params - line.search(jnp.ones_like(point.objective)) * s)
         return steps + 1, new, point.params, new.objective < point.objective
 
-    first = evaluate(sample, l2, centred(params))
+    first = evaluate(data, l2, centred(params))
     start = jnp.zeros((), jnp.int32), first, first.params, jnp.array(True)
     steps, last, before, falls = jax.lax.while_loop(unfinished, step, start)
     return jnp.where(falls, last.params, before), steps

@@ -33,6 +33,7 @@ __all__ = [
     "hessian_of_loss",
     "one_hot",
     "product",
+    "sample",
 ]
 
 # Up to so many labels the mean label curvature is a matrix, beyond only its diagonal.
@@ -59,6 +60,16 @@ class Data:
         rows = jnp.where(w == 0, 0, w * rows)
         product = self.design.transpose(rows)
         return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 1)[:, None]], axis=1)
+
+
+def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
+    """Some of the rows of dense inputs, with weights that sum to 1 again; what has no weight is 0."""
+    if not isinstance(data.design, Dense):
+        raise TypeError(f"data: expected Dense inputs; got {type(data.design).__name__}")
+    weights = data.weights[rows].astype(dtype)
+    total = jnp.sum(weights)
+    x = jnp.where(weights[:, None] > 0, data.design.x[rows].astype(dtype), 0)
+    return Data(Dense(x), data.labels[rows], weights / jnp.where(total > 0, total, 1))
 
 
 def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any) -> Any:

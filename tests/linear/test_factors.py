@@ -28,7 +28,8 @@ def example(seed=0, b=40, sizes=1.0):
 
 
 def factor_of(x, weights, rows):
-    return jax.jit(input_factor, static_argnums=3)(Dense(jnp.asarray(x)), jnp.asarray(weights), jnp.asarray(rows), E)
+    data = Data(Dense(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights))
+    return jax.jit(input_factor, static_argnums=2)(data, jnp.asarray(rows), E)
 
 
 def label_curvature(seed=1):
@@ -110,7 +111,7 @@ def test_factor_of_nothing_is_finite(weights):
 def core_of(p, rows):
     """The factor of inputs and the core of a problem, from some of its rows."""
     data, l2, params = p.arrays()
-    factor = jax.jit(input_factor, static_argnums=3)(data.design, data.weights, jnp.asarray(rows), len(p.l2))
+    factor = jax.jit(input_factor, static_argnums=2)(data, jnp.asarray(rows), len(p.l2))
     return factor, jax.jit(lambda *args: make_core(*args))(data, jnp.asarray(rows), factor, l2, params)
 
 
@@ -163,6 +164,14 @@ def test_core_is_as_large_as_it_pays():
     assert 1800 * c**2 + 4 * c**3 <= 10 * 6 * 1800 * 10 * 65
 
 
+def test_rows_without_weight_spoil_nothing_by_their_size():
+    p = problem()
+    rows = np.arange(B, dtype=np.int32)
+    large = p._replace(x=np.where(p.weights[:, None] > 0, p.x, 1e300))
+    for found, expected in zip(jax.tree.leaves(core_of(large, rows)), jax.tree.leaves(core_of(p, rows)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_core_of_nothing_is_finite():
     p = problem()
     for nothing in (p._replace(x=0 * p.x), p._replace(weights=0 * p.weights)):
@@ -183,7 +192,7 @@ def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkey
     hessian = reference.linear_model(x, labels, weights, l2, params)[2]
     data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
     rows = jnp.arange(400, dtype=jnp.int32)
-    factor = input_factor(data.design, data.weights, rows, d)
+    factor = input_factor(data, rows, d)
     core = make_core(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
     curvature = label_factor(evaluate(data, jnp.asarray(l2), jnp.asarray(params)).label_curvature)
     contrasts = np.kron(reference.contrasts(n), np.eye(d))

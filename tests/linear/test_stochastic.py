@@ -43,7 +43,7 @@ def test_epoch_takes_the_steps_of_dense_matrices(intercept):
     """The last batch has fewer examples."""
     p = problem(intercept)
     data, l2, params = p.arrays()
-    factor = input_factor(data.design, data.weights, jnp.arange(B, dtype=jnp.int32), len(p.l2))
+    factor = input_factor(data, jnp.arange(B, dtype=jnp.int32), len(p.l2))
     batches = np.random.default_rng(0).permutation(B).reshape(len(RATES), -1)
     batches[-1, -7:] = -1
     start = first_iterate(params - params.mean(0, keepdims=True))
