@@ -24,6 +24,9 @@ from qbound.types import working_dtype
 
 __all__ = ["BatchMap", "JacobianMap", "KroneckerMap", "checked_logits", "linear_logits", "linearise"]
 
+# Up to so many labels, products of residuals and inputs are narrow.
+_FEW_LABELS = 128
+
 
 def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
     """Multinomial logistic regression, `inputs @ weights + bias`, with its structure known to the solvers.
@@ -57,8 +60,26 @@ def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
             f"examples; got shape {inputs.shape}"
         )
     dtype = working_dtype(weights, *([inputs] if jnp.issubdtype(inputs.dtype, jnp.floating) else []))
-    logits = inputs.astype(dtype) @ weights.astype(dtype)
+    weights = weights.astype(dtype)
+    is_narrow = weights.shape[1] <= min(weights.shape[0], _FEW_LABELS)
+    logits = inputs.astype(dtype) @ (_labels_first(weights) if is_narrow else weights)
     return logits if bias is None else logits + bias.astype(dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
+
+
+@jax.custom_jvp
+def _labels_first(weights: Float[Array, "d n"]) -> Float[Array, "d n"]:
+    """The same weights, such that gradients by them are computed as U'X, (n, d), and then turned.
+
+    On CPU that takes half the time of X'U, or less, where labels are few. The barrier stands between the product and
+    the turning, which compilers would make one.
+    """
+    return weights
+
+
+@_labels_first.defjvp
+def _labels_first_jvp(primals, tangents):
+    (weights,), (tangent,) = primals, tangents
+    return weights, jax.lax.optimization_barrier(tangent.T).T
 
 
 def _weights_and_bias(params):

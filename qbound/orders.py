@@ -22,6 +22,8 @@ __all__ = ["LabelOrder", "LeadOrder", "PairwiseOrder", "SortedOrder", "descendin
 # Up to so many labels, comparing all pairs is faster than XLA's sort on CPU. With twice as many it is not, and its n^2
 # comparisons take far more memory.
 PAIRWISE_LIMIT = 16
+# Up to so many, all are read to find one.
+FEW = 128
 
 
 class LabelOrder(abc.ABC):
@@ -64,7 +66,8 @@ class LeadOrder(LabelOrder):
         return self.is_lead
 
     def first(self, x):
-        return x[self.lead]
+        # Of few labels, faster than to look it up for each of many examples.
+        return jnp.sum(jnp.where(self.is_lead, x, 0)) if x.size <= FEW else x[self.lead]
 
     def earlier(self, x):
         return jnp.where(self.is_lead, 0, prefix_sums(x))
