@@ -13,7 +13,7 @@ from qbound import checks
 from qbound.curvature.base import Curvature
 from qbound.curvature.roots import safe_sqrt
 from qbound.records import record, static
-from qbound.solve import HIGHEST
+from qbound.solve import HIGHEST, times
 
 __all__ = ["BohningLabels", "Kronecker", "LabelFactor", "MatrixLayout", "SpectralLabels"]
 
@@ -128,16 +128,18 @@ class BohningLabels(LabelFactor):
 @final
 @record
 class Kronecker(Curvature):
-    """C W = B W A for parameters W (e, n), with A of labels and B = U diag(values) U' of inputs.
+    """C W = B W A for parameters W (e, n), with A of labels and B of inputs.
 
-    On the columns of W, one below the other, that is A (x) B.
-    Everything but `dense` and `factor` is two products with U and two with the eigenvectors of A.
+    On the columns of W, one below the other, that is A (x) B. B has eigenvectors U with `values`, and `rest` for its
+    eigenvalue in all other directions: B = U diag(values) U' + rest (I - UU'). Columns of U may be zero.
+    Everything but `dense` and `factor` is two products with U and a few with the eigenvectors of A.
     """
 
     labels: LabelFactor
-    values: Float[Array, " e"]
-    vectors: Float[Array, "e e"]  # U
+    values: Float[Array, " r"]
+    vectors: Float[Array, "e r"]  # U
     layout: MatrixLayout
+    rest: Float[Array, ""] | None = None  # None if U is a square matrix
 
     def domain(self):
         checks.unbatched("curvature", self.values, 1)
@@ -149,17 +151,24 @@ class Kronecker(Curvature):
     def quadratic(self, v):
         # The square of a product with the root, so that it is never negative.
         v = self.layout.to_matrix(self._vector("v", v))
-        along = jnp.matmul(self.vectors.T, v, precision=HIGHEST)
+        along = times(self.vectors.T, v)
         root = self.labels.apply(along, lambda a: safe_sqrt(self.values)[:, None] * safe_sqrt(a))
-        return jnp.sum(root**2)
+        if self.rest is None:
+            return jnp.sum(root**2)
+        across = self.labels.apply(v - times(self.vectors, along), safe_sqrt)
+        return jnp.sum(root**2) + self.rest * jnp.sum(across**2)
 
     def dense(self):
-        b = jnp.matmul(self._vectors() * self.values[None, :], self.vectors.T, precision=HIGHEST)
+        b = times(self._vectors() * self.values[None, :], self.vectors.T)
+        if self.rest is not None:
+            b = b + self.rest * self._across()
         matrix, place = jnp.kron(b, self.labels.dense()), self._places()
         return matrix[place][:, place]
 
     def factor(self):
         root = safe_sqrt(self.values)[:, None] * self._vectors().T
+        if self.rest is not None:
+            root = jnp.concatenate([root, safe_sqrt(self.rest) * self._across()])
         return jnp.kron(root, self.labels.factor())[:, self._places()]
 
     def solve(self, g, damping):
@@ -167,14 +176,27 @@ class Kronecker(Curvature):
         return self._apply(self._vector("g", g), lambda b, a: 1 / (b * a + c))
 
     def _apply(self, v, function):
-        along = jnp.matmul(self.vectors.T, self.layout.to_matrix(v), precision=HIGHEST)
-        along = self.labels.apply(along, lambda a: function(self.values[:, None], a))
-        return self.layout.to_tree(jnp.matmul(self.vectors, along, precision=HIGHEST))
+        """A function of the eigenvalues of both, applied to a vector."""
+        v = self.layout.to_matrix(v)
+        along = times(self.vectors.T, v)
+        if self.rest is None:
+            along = self.labels.apply(along, lambda a: function(self.values[:, None], a))
+            return self.layout.to_tree(times(self.vectors, along))
+        # As if `rest` were the eigenvalue everywhere, and then what that leaves out along U.
+        rest = self.rest[None, None]
+        along = self.labels.apply(along, lambda a: function(self.values[:, None], a) - function(rest, a))
+        everywhere = self.labels.apply(v, lambda a: function(rest, a))
+        return self.layout.to_tree(everywhere + times(self.vectors, along))
+
+    def _across(self) -> Array:
+        """I - UU'."""
+        u = self._vectors()
+        return jnp.eye(len(u), dtype=u.dtype) - times(u, u.T)
 
     def _vectors(self) -> Array:
         return checks.unbatched("curvature", self.vectors, 2)
 
     def _places(self):
         """For each parameter, in the order of the leaves of the tree, its place in the matrix."""
-        e, n = self.values.size, self.labels.dense().shape[0]
+        e, n = len(self.vectors), self.labels.dense().shape[0]
         return ravel_pytree(self.layout.leaves(jnp.arange(e * n).reshape(e, n)))[0]

@@ -16,6 +16,7 @@ from qbound.bounds import log_partition_bound
 from qbound.curvature import Kronecker
 from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
 from qbound.models import linear_logits
+from qbound.nystrom import leading_eigenvectors
 from qbound.solve import HIGHEST, times
 from qbound.types import Order, working_dtype
 
@@ -25,6 +26,7 @@ __all__ = [
     "empty_factors",
     "input_scales",
     "layout_of",
+    "mean_input_value",
     "mean_label_curvature",
     "with_inputs",
     "with_labels",
@@ -47,8 +49,9 @@ class KspfbFactors(NamedTuple):
       factor_label_values: eigenvalues of A.
       factor_label_vectors: its eigenvectors.
       factor_scales: the scales s of the inputs; 1 without relative damping.
-      factor_input_values: eigenvalues of B, or of diag(s) B diag(s).
+      factor_input_values: eigenvalues of B, or of diag(s) B diag(s): all, or the r largest about.
       factor_input_vectors: its eigenvectors.
+      factor_input_rest: the mean of its other eigenvalues; None if there are no others.
     """
 
     factor_labels: Float[Array, "n n"] | None
@@ -58,8 +61,9 @@ class KspfbFactors(NamedTuple):
     factor_label_values: Float[Array, " n"] | None
     factor_label_vectors: Float[Array, "n n"] | None
     factor_scales: Float[Array, " e"]
-    factor_input_values: Float[Array, " e"]
-    factor_input_vectors: Float[Array, "e e"]
+    factor_input_values: Float[Array, " r"]
+    factor_input_vectors: Float[Array, "e r"]
+    factor_input_rest: Float[Array, ""] | None
 
 
 def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, output_axis: int | None) -> MatrixLayout:
@@ -108,10 +112,11 @@ def _takes(logits_fn, params, inputs, labels) -> bool:
     return getattr(logits, "shape", None) == (1, labels)
 
 
-def empty_factors(layout: MatrixLayout, bohning: bool, dtype) -> KspfbFactors:
-    """Before the first batch."""
+def empty_factors(layout: MatrixLayout, bohning: bool, input_rank: int | None, dtype) -> KspfbFactors:
+    """Before the first batch. Few inputs have all their eigenvectors, whatever the rank."""
     e, n = jax.eval_shape(layout.to_matrix, layout.domain()).shape
     fixed = bohning or n > LABELS_LIMIT
+    r = e if input_rank is None or e <= 2 * input_rank else input_rank
 
     def zeros(*shape):
         return jnp.zeros(shape, dtype)
@@ -124,8 +129,9 @@ def empty_factors(layout: MatrixLayout, bohning: bool, dtype) -> KspfbFactors:
         factor_label_values=None if fixed else zeros(n),
         factor_label_vectors=None if fixed else zeros(n, n),
         factor_scales=zeros(e),
-        factor_input_values=zeros(e),
-        factor_input_vectors=zeros(e, e),
+        factor_input_values=zeros(r),
+        factor_input_vectors=zeros(e, r),
+        factor_input_rest=None if r == e else zeros(),
     )
 
 
@@ -136,14 +142,16 @@ def with_labels(
     factors: KspfbFactors,
     due: Bool[Array, ""],
     decay: Float[Array, ""],
-    logits: Float[Array, "b n"],
-    weights: Float[Array, " b"],
+    rows: Callable[[], tuple[Float[Array, "b n"], Float[Array, " b"]]],
     order: Order,
 ) -> KspfbFactors:
-    """If `due`, with the label curvature of a batch, in eigenvectors; as it was if that is not finite."""
+    """If `due`, with the label curvature of a batch, in eigenvectors; as it was if that is not finite.
+
+    `rows` gives the logits of the batch and their weights, and is called where they are needed.
+    """
 
     def enter(old):
-        new = mean_label_curvature(logits, weights, order)
+        new = mean_label_curvature(*rows(), order)
         finite = jnp.all(jnp.isfinite(new))
         total, count = decay * old["factor_labels"] + new, decay * old["factor_label_batches"] + 1
         values, vectors = _eigenvectors(jnp.where(finite, total / count, 0))
@@ -167,13 +175,21 @@ def with_inputs(
     total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
     mean = jnp.where(finite, total / count, 0)
     scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])
-    values, vectors = _eigenvectors(scales[:, None] * mean * scales[None, :])
+    scaled_mean = scales[:, None] * mean * scales[None, :]
+    rest = None
+    if factors.factor_input_rest is None:
+        values, vectors = _eigenvectors(scaled_mean)
+    else:
+        e, r = factors.factor_input_vectors.shape
+        values, vectors = leading_eigenvectors(scaled_mean, r)
+        rest = jnp.maximum(jnp.trace(scaled_mean) - jnp.sum(values), 0) / (e - r)
     entered = factors._replace(
         factor_inputs=total,
         factor_input_batches=count,
         factor_scales=scales,
         factor_input_values=values,
         factor_input_vectors=vectors,
+        factor_input_rest=rest,
     )
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
 
@@ -213,4 +229,12 @@ def curvature_of(factors: KspfbFactors, layout: MatrixLayout) -> Kronecker:
     labels = BohningLabels(n, factors.factor_inputs.dtype)
     if factors.factor_label_values is not None and factors.factor_label_vectors is not None:
         labels = SpectralLabels(factors.factor_label_values, factors.factor_label_vectors)
-    return Kronecker(labels, factors.factor_input_values, factors.factor_input_vectors, layout)
+    vectors, rest = factors.factor_input_vectors, factors.factor_input_rest
+    return Kronecker(labels, factors.factor_input_values, vectors, layout, rest)
+
+
+def mean_input_value(factors: KspfbFactors) -> Float[Array, ""]:
+    """The mean eigenvalue of B as it was last factorised, of all directions."""
+    e, r = factors.factor_input_vectors.shape
+    total = jnp.sum(factors.factor_input_values)
+    return (total if factors.factor_input_rest is None else total + (e - r) * factors.factor_input_rest) / e

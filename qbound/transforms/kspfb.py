@@ -37,6 +37,7 @@ def scale_by_kspfb(
     features_fn: Callable[[Any, Any], Array] | None = None,
     decay: Scalar = 0.9,
     update_every: int = 500,
+    input_rank: int | None = None,
     label_curvature: LabelCurvature = "bound",
     label_every: int = 4,
     label_examples: int | None = 256,
@@ -67,6 +68,8 @@ def scale_by_kspfb(
         inputs themselves.
       decay: of the running averages, in [0, 1), whenever they are updated.
       update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
+      input_rank: how many eigenvectors of B to have, about the leading ones; the other directions share the mean of
+        their eigenvalues. None for all, as have inputs of at most twice that number.
       label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
         1,000 labels it is that in any case.
       label_every: after how many steps A is updated.
@@ -98,6 +101,7 @@ def scale_by_kspfb(
             features_fn=features_fn,
             decay=decay,
             update_every=update_every,
+            input_rank=input_rank,
             label_curvature=label_curvature,
             label_every=label_every,
             label_examples=label_examples,
@@ -118,6 +122,7 @@ def kspfb(
     features_fn: Callable[[Any, Any], Array] | None = None,
     decay: Scalar = 0.9,
     update_every: int = 500,
+    input_rank: int | None = 128,
     label_curvature: LabelCurvature = "bound",
     label_every: int = 4,
     label_examples: int | None = 256,
@@ -134,8 +139,8 @@ def kspfb(
     is not an upper bound, and steps are not certified: for that there is `qbound.spfb`.
 
     Gradients are those of the **mean** loss without the l2 term, and `update` takes `inputs`, as `qbound.spfb` does.
-    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "label_every",
-    "label_examples", "output_axis")`.
+    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "input_rank",
+    "label_every", "label_examples", "output_axis")`.
 
     Args:
       learning_rate: eta, a number or an optax schedule; best one that decays from 2 to 0.
@@ -147,6 +152,8 @@ def kspfb(
       features_fn: what the weights are applied to; by default the inputs.
       decay: of the running averages.
       update_every: after how many steps the factor of inputs is updated.
+      input_rank: how many eigenvectors of the factor of inputs to have, None for all. With a relative damping of 2
+        those that the damping does not drown are few.
       label_curvature: "bound" or "bohning".
       label_every: after how many steps the factor of labels is updated.
       label_examples: from how many examples of a batch the factor of labels is updated.
@@ -192,6 +199,7 @@ def kspfb(
             features_fn=features_fn,
             decay=decay,
             update_every=update_every,
+            input_rank=input_rank,
             label_curvature=label_curvature,
             label_every=label_every,
             label_examples=label_examples,

@@ -17,6 +17,7 @@ from qbound.transforms.kronecker_factors import (
     curvature_of,
     empty_factors,
     layout_of,
+    mean_input_value,
     with_inputs,
     with_labels,
 )
@@ -73,6 +74,7 @@ class KspfbOptions:
     features_fn: Callable | None
     decay: Scalar
     update_every: int
+    input_rank: int | None
     label_curvature: LabelCurvature
     label_every: int
     label_examples: int | None
@@ -86,6 +88,8 @@ class KspfbOptions:
             checks.function("features_fn", self.features_fn)
         checks.fraction("decay", self.decay)
         object.__setattr__(self, "update_every", checks.integer("update_every", self.update_every))
+        if self.input_rank is not None:
+            object.__setattr__(self, "input_rank", checks.integer("input_rank", self.input_rank))
         checks.choice("label_curvature", self.label_curvature, ("bound", "bohning"))
         object.__setattr__(self, "label_every", checks.integer("label_every", self.label_every))
         if self.label_examples is not None:
@@ -113,7 +117,9 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
             layout = layout_of(params, options.logits_fn, None, 1)
         else:
             layout = options.layout(params)
-        return jnp.zeros((), jnp.int32), empty_factors(layout, options.label_curvature == "bohning", dtype)
+        return jnp.zeros((), jnp.int32), empty_factors(
+            layout, options.label_curvature == "bohning", options.input_rank, dtype
+        )
 
     def init(params) -> Any:
         params = trees.widen(checks.float_tree("params", params))
@@ -131,7 +137,7 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
         curvature = curvature_of(factors, layout)
         if options.is_scaled():
             share = as_number(checks.nonnegative("relative_damping", options.relative_damping), params)
-            mean = jnp.mean(factors.factor_input_values) * curvature.labels.mean_value()
+            mean = mean_input_value(factors) * curvature.labels.mean_value()
             total = total + share * max(1.0, TYPICAL_BATCH / rows) * mean
         known = (total > 0) & (factors.factor_input_batches > 0)
         if factors.factor_labels is not None:
@@ -201,16 +207,28 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
         return with_inputs(factors, decay, jnp.concatenate([x, *ones], axis=1), weights, options.is_scaled())
 
     due = (count % options.update_every == 0) | (factors.factor_input_batches == 0)
-    factors = jax.lax.cond(due, with_moments, lambda factors: factors, factors)
+    factors = _if(due, with_moments, factors)
     rows = weights.size
     if factors.factor_labels is None:
         return factors, rows
-    if options.label_examples is not None and rows > options.label_examples:
+
+    def some_rows():
+        if options.label_examples is None or rows <= options.label_examples:
+            return logits, weights
         # At random places: evenly spaced rows of sequences could all be at the same position.
         some = np.random.default_rng(0).permutation(rows)
         if example_weights is not None:  # those of weight 0, such as padding, last
             some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)]
         some = some[: options.label_examples]
-        logits, weights = logits[some], batches.normalised(weights[some])
+        return logits[some], batches.normalised(weights[some])
+
     due = (count % options.label_every == 0) | (factors.factor_label_batches == 0)
-    return with_labels(factors, due, decay, logits, weights, options.order), rows
+    return with_labels(factors, due, decay, some_rows, options.order), rows
+
+
+def _if(due: Array, function: Callable, carry: Any) -> Any:
+    """`function(carry)` if due, else `carry`: as a loop of at most one turn, which copies nothing if it has none.
+
+    A conditional would copy what it passes on, here two matrices at every step.
+    """
+    return jax.lax.while_loop(lambda of: of[0], lambda of: (jnp.zeros_like(due), function(of[1])), (due, carry))[1]

@@ -88,7 +88,7 @@ def _low_rank(dtype, shapes):
     return LowRank(*arrays, parameters=(structure, tuple(leaves)))
 
 
-def _kronecker(dtype, output_axis, bohning=False, d=3, n=4):
+def _kronecker(dtype, output_axis, bohning=False, d=3, n=4, rank=None):
     rng = np.random.default_rng(4)
     shape = (d, n) if output_axis == 1 else (n, d)
     tree = {"weights": jax.ShapeDtypeStruct(shape, dtype), "bias": jax.ShapeDtypeStruct((n,), dtype)}
@@ -98,8 +98,12 @@ def _kronecker(dtype, output_axis, bohning=False, d=3, n=4):
     if not bohning:
         orthogonal, _ = np.linalg.qr(rng.normal(size=(n, n)))
         labels = SpectralLabels(jnp.asarray([0.0, 0.1, 1.0, 2.0], dtype), jnp.asarray(orthogonal, dtype))
-    arrays = (jnp.asarray(x, dtype) for x in (np.maximum(values, 0), vectors))
-    return Kronecker(labels, *arrays, MatrixLayout(structure, tuple(leaves), output_axis))
+    values, rest = np.maximum(values, 0), None
+    if rank is not None:  # the last vectors but one, and a column of zeros
+        values, vectors, rest = np.append(values[-rank:], 0), np.c_[vectors[:, -rank:], np.zeros(d + 1)], 0.3
+    arrays = (jnp.asarray(x, dtype) for x in (values, vectors))
+    rest = None if rest is None else jnp.asarray(rest, dtype)
+    return Kronecker(labels, *arrays, MatrixLayout(structure, tuple(leaves), output_axis), rest)
 
 
 CURVATURES: dict[str, Callable[..., Curvature]] = {
@@ -128,6 +132,8 @@ CURVATURES: dict[str, Callable[..., Curvature]] = {
     "low rank, of a tree": lambda dtype: _low_rank(dtype, {"b": (2,), "a": (3, 2)}),
     "kronecker": lambda dtype: _kronecker(dtype, output_axis=1),
     "kronecker, Böhning's, transposed": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True),
+    "kronecker, few vectors": lambda dtype: _kronecker(dtype, output_axis=1, rank=2),
+    "kronecker, Böhning's, few vectors": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True, rank=1),
     "model in pieces, network": functools.partial(_model, b=11, hidden=2, microbatch_size=4),
 }
 every_curvature = pytest.mark.parametrize("name", CURVATURES)

@@ -195,6 +195,55 @@ def test_relative_damping_does_not_depend_on_the_units_of_the_loss_or_of_large_c
     np.testing.assert_allclose(as_matrix(updates), expected, rtol=1e-8)
 
 
+def decaying_inputs(b, d):
+    """With a few large directions, as images have."""
+    rng = np.random.default_rng(5)
+    return jnp.asarray(rng.normal(size=(b, d)) * np.exp(-np.arange(d) / 3) @ np.linalg.qr(rng.normal(size=(d, d)))[0])
+
+
+def test_few_eigenvectors_of_inputs_give_the_mean_of_the_others_to_all_other_directions():
+    x = decaying_inputs(50, 30)
+    params, grads = jnp.zeros((30, 4)), jnp.asarray(np.random.default_rng(6).normal(size=(30, 4)))
+    tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.05, input_rank=10)
+    updates, state = one_update(tx, params, x, grads)
+    factors = state.kspfb_factors
+    assert factors.factor_input_vectors.shape == (30, 10)
+    values, vectors = np.linalg.eigh(moments(x, bias=False))
+    rest = values[:20].mean()
+    b = (vectors[:, 20:] * values[20:]) @ vectors[:, 20:].T + rest * vectors[:, :20] @ vectors[:, :20].T
+    np.testing.assert_allclose(factors.factor_input_rest, rest, rtol=0.1)
+    expected = dense_solve(label_curvature(x @ params), b, np.asarray(grads), 0.05)
+    # The leading eigenvectors are found about, the smallest of them worst.
+    np.testing.assert_allclose(updates, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+
+
+def test_few_inputs_have_all_their_eigenvectors_whatever_the_rank():
+    p = problems.linear(b=9)
+    for rank in (None, 2, 128):
+        tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.03, input_rank=rank)
+        assert (tx.init(p.params).kspfb_factors.factor_input_rest is None) == (rank != 2), rank
+    few, all_of_them = (
+        one_update(qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3, input_rank=rank), p.params, p.inputs)[0]
+        for rank in (128, None)
+    )
+    np.testing.assert_array_equal(flat(few), flat(all_of_them))
+
+
+def test_with_the_damping_of_kspfb_few_eigenvectors_are_as_good_as_all():
+    x = decaying_inputs(400, 60)
+    params = jnp.asarray(np.random.default_rng(7).normal(size=(60, 4)))
+    few, all_of_them = (
+        flat(one_update(qbound.kspfb(1.0, qbound.linear_logits, l2=1e-4, input_rank=rank), params, x)[0])
+        for rank in (20, None)
+    )
+    assert 0 < np.linalg.norm(few - all_of_them) < 0.02 * np.linalg.norm(all_of_them)
+
+
+def test_input_rank_must_be_a_whole_number_above_zero():
+    with pytest.raises(ValueError, match="input_rank: expected .*; got 0"):
+        qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3, input_rank=0)
+
+
 def kronecker_of(state, labels):
     factors = state.kspfb_factors
     u, values = np.asarray(factors.factor_input_vectors), np.asarray(factors.factor_input_values)
