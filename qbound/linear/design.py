@@ -13,7 +13,8 @@ from qbound.solve import times
 __all__ = ["Dense", "Design"]
 
 # The most numbers in the inputs of a block, so that both products with it find it in the cache, and in its logits.
-_BLOCK_INPUTS, _BLOCK_LOGITS = 3 << 19, 1 << 22
+# Inputs of no more than a few blocks are not cut: a block is a copy, and would cost more than it gains.
+_BLOCK_INPUTS, _FEW_BLOCKS, _BLOCK_LOGITS = 3 << 19, 3, 1 << 22
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
 
@@ -72,7 +73,8 @@ class Dense(Design):
 
     def block_size(self, labels):
         b, d = self.shape()
-        return min(b, max(64, min(_BLOCK_INPUTS // d, _BLOCK_LOGITS // labels)))
+        inputs = b if b * d <= _FEW_BLOCKS * _BLOCK_INPUTS else _BLOCK_INPUTS // d
+        return min(b, max(64, min(inputs, _BLOCK_LOGITS // labels)))
 
     def block(self, start, size):
         b, d = self.shape()

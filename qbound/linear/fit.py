@@ -22,7 +22,7 @@ __all__ = ["Fit", "Phase", "Progress", "fit"]
 Phase = Literal["start", "stochastic", "mm"]
 
 # A matrix of all free parameters is factorised up to so many of them, and so many labels.
-_DENSE_LIMIT, _DENSE_LABELS = 256, 64
+_DENSE_LIMIT, _DENSE_LABELS = 64, 64
 # The second moments of inputs are factorised up to so many of them, if that costs little beside passes over the data,
 # and are taken from so many rows, or so many times their number.
 _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_000, 10

@@ -82,7 +82,8 @@ def advance(
     def stay():
         return Proposal(point.params, zero, zero, jnp.zeros((), jnp.int32))
 
-    return point, jax.lax.cond(point.size > tolerance, step, stay)
+    proposal = jax.lax.cond(point.size > tolerance, step, stay)
+    return point._replace(probabilities=None), proposal
 
 
 @jax.jit
@@ -146,7 +147,7 @@ def _direction(data, l2, point: Point, inputs, core, cg_tolerance, solver: Solve
             return centred(scale * r)
 
     return cg.iterate(
-        lambda v: product(data, l2, point.params, v),
+        lambda v: product(data, l2, point, v),
         g,
         max_steps=_MAX_CG_STEPS,
         tolerance=cg_tolerance,

@@ -36,6 +36,8 @@ __all__ = [
     "sample",
 ]
 
+# The most probabilities of all examples to hold; else every product makes them anew.
+_HELD = 1 << 22
 # Up to so many labels the mean label curvature is a matrix, beyond only its diagonal.
 LABEL_LIMIT = 500
 
@@ -101,6 +103,7 @@ class Point(NamedTuple):
       gradient: of L.
       size: the largest absolute entry of the gradient.
       label_curvature: the mean of diag(p) - pp', or its diagonal where there are many labels.
+      probabilities: p of all examples; None where there are too many.
     """
 
     params: Float[Array, "n e"]
@@ -108,15 +111,17 @@ class Point(NamedTuple):
     gradient: Float[Array, "n e"]
     size: Float[Array, ""]
     label_curvature: Float[Array, "..."]
+    probabilities: Float[Array, "n b"] | None = None
 
 
 def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
     """One pass over the data."""
     n, e = params.shape
-    is_matrix = n <= LABEL_LIMIT
+    b = data.labels.size
+    is_matrix, is_held = n <= LABEL_LIMIT, n * b <= _HELD
 
-    def add(carry, block: Data, _):
-        loss, gradient, curvature = carry
+    def add(carry, block: Data, start):
+        loss, gradient, curvature, held = carry
         t = one_hot(block.labels, n, params.dtype)
         h = block.logits(params)
         # Measured from what was observed, logits lose no digits of the loss.
@@ -135,14 +140,17 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
             curvature += jnp.diag(jnp.sum(weighted, axis=1)) - times(weighted, p.T)
         else:
             curvature += jnp.sum(weighted * (1 - p), axis=1)
-        return loss, gradient, curvature
+        if held is not None:
+            held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (jnp.zeros_like(start), start))
+        return loss, gradient, curvature, held
 
     zero = jnp.zeros((), params.dtype)
     curvature = jnp.zeros((n, n) if is_matrix else (n,), params.dtype)
-    loss, gradient, curvature = fold(data, n, add, (zero, jnp.zeros_like(params), curvature))
+    held = jnp.zeros((n, b), params.dtype) if is_held else None
+    loss, gradient, curvature, held = fold(data, n, add, (zero, jnp.zeros_like(params), curvature, held))
     gradient = centred(gradient) + l2[None, :] * params
     objective = loss + jnp.sum(l2[None, :] * params**2) / 2
-    return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature)
+    return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature, held)
 
 
 def one_hot(labels: Int[Array, " b"], n: int, dtype: Any) -> Float[Array, "n b"]:
@@ -155,18 +163,27 @@ def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
     return v - jnp.mean(v, axis=0, keepdims=True)
 
 
-def product(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], v: Float[Array, "n e"]) -> Array:
-    """The Hessian times v; one pass over the data."""
-    n, e = params.shape
-    # Logits and their displacements in one product, for one reading of the inputs.
-    both = jnp.concatenate([params, v])
+def product(data: Data, l2: Float[Array, " e"], point: Point, v: Float[Array, "n e"]) -> Array:
+    """The Hessian at a point times v; one pass over the data."""
+    n, e = v.shape
+    held = point.probabilities
 
-    def add(total, block: Data, _):
-        logits = block.logits(both)
-        p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
+    def add(total, block: Data, start):
+        if held is not None:
+            size = block.labels.size
+            p = (
+                held
+                if size == held.shape[1]
+                else jax.lax.dynamic_slice(held, (jnp.zeros_like(start), start), (n, size))
+            )
+            u = block.logits(v)
+        else:
+            # Logits and their displacements in one product, for one reading of the inputs.
+            logits = block.logits(jnp.concatenate([point.params, v]))
+            p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
         return total + block.pull_back(p * (u - jnp.sum(p * u, axis=0, keepdims=True)), e)
 
-    return centred(fold(data, 2 * n, add, jnp.zeros_like(v))) + l2[None, :] * v
+    return centred(fold(data, n if held is not None else 2 * n, add, jnp.zeros_like(v))) + l2[None, :] * v
 
 
 def diagonal(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "n e"]:

@@ -274,8 +274,8 @@ def test_solver_follows_the_sizes_of_the_problem():
         object.__setattr__(data, "labels", labels)
         return module._solver(data, jax.ShapeDtypeStruct((n, e), jnp.float64))
 
-    assert solver(10_000, 3, 128) == "dense"
-    assert solver(10_000, 3, 129) == "kronecker"
+    assert solver(10_000, 3, 32) == "dense"
+    assert solver(10_000, 3, 33) == "kronecker"
     assert solver(10_000, 65, 2) == "kronecker"
     assert solver(100_000, 10, 2000) == "kronecker"
     assert solver(100_000, 10, 2001) == "diagonal"

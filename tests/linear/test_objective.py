@@ -16,17 +16,20 @@ from tests.linear.problems import B, N, problem
 objective = importlib.import_module("qbound.linear.objective")
 
 
-@pytest.fixture(params=["one block", "blocks"])
+@pytest.fixture(params=["one block", "blocks", "blocks, nothing held"])
 def blocks(request, monkeypatch):
     """How many blocks there are; the last of several has few rows of its own."""
     if request.param == "one block":
         return 1
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    if request.param == "blocks, nothing held":
+        monkeypatch.setattr(objective, "_HELD", 0)
     return 3
 
 
 def pieces(data, l2, params, v):
-    return evaluate(data, l2, params), product(data, l2, params, v), diagonal(data, l2, params)
+    point = evaluate(data, l2, params)
+    return point, product(data, l2, point, v), diagonal(data, l2, params)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
@@ -45,6 +48,9 @@ def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks):
     np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
     labels = sum(w * reference.hessian(h) for w, h in zip(p.weights, p.logits()[0], strict=True))
     np.testing.assert_allclose(point.label_curvature, labels, rtol=1e-10, atol=1e-13)
+    if point.probabilities is not None:
+        np.testing.assert_allclose(point.probabilities.sum(0), 1, rtol=1e-12)
+    assert (point.probabilities is None) == (objective._HELD == 0)
 
 
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])

@@ -103,7 +103,7 @@ def test_derivatives_are_those_of_dense_inputs():
     value, gradient, matrix = reference.linear_model(inputs, p.labels, p.weights, p.l2, p.params)
     assert float(point.objective) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
-    hv = product(data, l2, params, jnp.asarray(p.direction))
+    hv = product(data, l2, point, jnp.asarray(p.direction))
     np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(diagonal(data, l2, params).ravel(), np.diag(matrix), rtol=1e-10)
 
