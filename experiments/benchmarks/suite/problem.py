@@ -1,0 +1,73 @@
+"""What a method is given, and what it gives back.
+
+This module and those of the peers run in environments that hold a peer and little else: NumPy is all they share.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Checkpoint", "Method", "Problem", "Ready", "batch_size", "blocks"]
+
+
+class Problem(NamedTuple):
+    """Minimise the mean log loss + l2/2 |W|^2 over all of W (d, n), from zero; logits are X W.
+
+    Attributes:
+      name: of the data set.
+      inputs: X (b, d) in float32, rows in random order; the last column is 1.
+      labels: (b,) in int32, from 0 to n - 1.
+      classes: n.
+      l2: the penalty.
+      goal: an objective so close to the least that a method may stop; for those that cannot be stopped from outside.
+      seconds: how long a run may take.
+    """
+
+    name: str
+    inputs: np.ndarray
+    labels: np.ndarray
+    classes: int
+    l2: float
+    goal: float
+    seconds: float
+
+
+class Ready(NamedTuple):
+    """The first thing a method yields: everything is compiled, and how long that took."""
+
+    compile_seconds: float
+
+
+class Checkpoint(NamedTuple):
+    """W after so many seconds of the method's own clock, and passes over the data.
+
+    A pass is one product with X and one with its transpose. The clock stands still while a checkpoint is looked at.
+    """
+
+    seconds: float
+    passes: float
+    params: Any
+
+
+# A method yields Ready, then checkpoints, and is closed when it has gone far enough. The other arguments are the
+# numbers that are tuned, and a seed.
+Method = Callable[[Problem, Mapping[str, Any], int], Iterator[Ready | Checkpoint]]
+
+
+def batch_size(examples: int) -> int:
+    """The same for all stochastic methods: 1,000, and fewer of few examples."""
+    return max(1, min(1000, examples // 16))
+
+
+def blocks(examples: int, seed: int) -> Iterator[np.ndarray]:
+    """For every epoch the batches as places of their first rows, in random order.
+
+    Rows are in random order already, so a batch is a slice and nothing is gathered. The rest that fills no batch is at
+    the start in some epochs and at the end in others.
+    """
+    size = batch_size(examples)
+    starts = np.arange(examples // size, dtype=np.int32) * size
+    generator = np.random.default_rng(seed)
+    while True:
+        yield generator.permutation(starts) + generator.integers(examples % size + 1, dtype=np.int32)
