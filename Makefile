@@ -1,6 +1,7 @@
 # make demo   trains a classifier with SGD and with SPFB, and draws both
 # make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
-# make bench  measures cost, as ratios in one run
+# make bench  every method against every peer, in 2 to 3 hours; QUICK=1 for a look in 10 minutes
+# make costs  what the bound and steps cost, as ratios in one run
 # make reproduce   the experiments of the paper, and more, from raw data to figures; QUICK=1 for a look in 5 minutes
 #
 # Needs Python >= 3.11, make and a package index. The first run creates .venv; later ones start at once.
@@ -15,7 +16,7 @@ DOCTEST := $(BIN)/python -m pytest --override-ini=addopts= --doctest-glob='*.md'
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types doctest unit wheel bench reproduce format clean
+.PHONY: help install demo test lint types doctest unit wheel bench costs reproduce format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -66,13 +67,17 @@ $(WHEEL_INSTALLED): pyproject.toml
 	.venv-wheel/bin/python -m pip install --disable-pip-version-check .
 	touch $@
 
+# It goes on where it was interrupted. Peers with packages of their own get environments, .venv-bench-NAME.
 bench: $(INSTALLED)
+	$(BIN)/python -m experiments.benchmarks.suite $(if $(QUICK),--quick)
+	$(BIN)/python -m experiments.benchmarks.suite.growth $(if $(QUICK),--budget 0.5 --output results/bench_quick/growth.json)
+
+costs: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.bound
 	$(BIN)/python -m experiments.benchmarks.spfb
 	$(BIN)/python -m experiments.benchmarks.mm
 	$(BIN)/python -m experiments.benchmarks.low_rank
 	$(BIN)/python -m experiments.benchmarks.kspfb
-	$(BIN)/python -m experiments.benchmarks.estimator
 
 # QBOUND_DATA_DIR names a folder with the raw data; without it they are downloaded. It goes on where it was interrupted.
 reproduce: $(INSTALLED)
@@ -84,4 +89,4 @@ format: $(INSTALLED)
 
 # What took long to run, in results/, stays.
 clean:
-	rm -rf .venv .venv-wheel build dist
+	rm -rf .venv .venv-* build dist

@@ -35,7 +35,8 @@ def leading_eigenvectors(matrix: Float[Array, "e e"], rank: int) -> tuple[Float[
     root = _divided(image, times(basis.T, image))
     values, vectors = jnp.linalg.eigh(times(root.T, root))
     known = values > rank * eps * jnp.max(values)
-    columns = times(root, vectors) * jnp.where(known, jax.lax.rsqrt(jnp.where(known, values, 1)), 0)[None, :]
+    positive: Array = jnp.where(known, values, 1)  # pyright: ignore[reportAssignmentType]
+    columns = times(root, vectors) * jnp.where(known, jax.lax.rsqrt(positive), 0)[None, :]
     return jnp.where(known, jnp.maximum(values - shift, 0), 0), columns
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from experiments import curves, demo, label_order, small_batches, superlinear, theory
 from experiments.benchmarks import bound as bound_benchmark
-from experiments.benchmarks import estimator as estimator_benchmark
 from experiments.benchmarks import kspfb as kspfb_benchmark
 from experiments.benchmarks import low_rank as low_rank_benchmark
 from experiments.benchmarks import mm as mm_benchmark
@@ -226,29 +225,6 @@ def test_benchmark_of_full_batches_reaches_its_tolerance():
             assert outcome.gradient_norm <= mm_benchmark.TOLERANCE
             assert outcome.passes > outcome.steps > 2
         assert mm_benchmark.measure("small", {name: runs[name] for name in list(runs)[:1]}, 2)
-
-
-def test_benchmark_of_the_estimator_climbs_to_its_targets(default_mode, monkeypatch):
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(200, 4)).astype(np.float32)
-    labels = (inputs[:, 0] + rng.normal(size=200) > 0).astype(np.int32)
-    l2 = np.append(np.full(4, 2 * estimator_benchmark.L2), 0)
-    even, zeros = np.full(200, 1 / 200), np.zeros((2, 5))
-    value, gradient, _ = reference.linear_model(reference.with_ones(inputs), labels, even, l2, zeros)
-    weights, zero = np.zeros((1, 4)), np.zeros(1)
-    assert estimator_benchmark.objective(weights, zero, inputs, labels) == pytest.approx(value)
-    least = estimator_benchmark.optimum(inputs, labels)
-    nearby = estimator_benchmark.objective(weights - 1e-3 * gradient[1:, :4], zero, inputs, labels)
-    assert least < nearby < value
-    for make, rungs in estimator_benchmark.ladders("adult", len(labels)).values():
-        found = estimator_benchmark.climb(make, rungs, inputs, labels, least, np.inf)
-        assert list(found) == list(estimator_benchmark.TARGETS)
-        assert all(-1e-9 < rung.gap <= target for target, rung in found.items())
-    monkeypatch.setitem(estimator_benchmark.LIMITS, "adult", (0.0, 0.0))
-    monkeypatch.setattr(estimator_benchmark, "COMPILE_LIMIT", np.inf)
-    assert estimator_benchmark.compare("adult", inputs, labels, 1)
-    monkeypatch.setitem(estimator_benchmark.LIMITS, "adult", (np.inf, 0.0))
-    assert not estimator_benchmark.compare("adult", inputs, labels, 1)
 
 
 def test_traces_are_ordered_as_the_documentation_says():

@@ -56,6 +56,10 @@ def test_method_table_keeps_divergences_failures_and_who_could_not_be_installed(
     assert lines["kfac-jax"].startswith("| kfac-jax | not run |")
 
 
+def test_estimator_table_has_the_best_solver_of_scikit_learn():
+    assert report.estimator_table(SUMMARY).splitlines()[2:] == ["| digits | 1e-4 | 0.1 / 0.4: 4 | 0.2 / 0.3: 1.5 |"]
+
+
 def test_failures_are_listed_with_where_they_happened():
     assert report.failure_list(SUMMARY).splitlines() == [
         "- cyanure: pip install cyanure: no wheel (digits 1e-4)",

@@ -28,7 +28,15 @@ STATIC = ("logits_fn", "max_steps", "window", "inputs_like", "inputs_axes", "pre
 STATICS = {
     qbound.spfb: STATIC,
     qbound.lspfb: ("logits_fn", "rank", "inputs_axes", "block_size"),
-    qbound.kspfb: ("logits_fn", "features_fn", "update_every", "label_every", "label_examples", "output_axis"),
+    qbound.kspfb: (
+        "logits_fn",
+        "features_fn",
+        "update_every",
+        "input_rank",
+        "label_every",
+        "label_examples",
+        "output_axis",
+    ),  # fmt: skip
 }
 INFO = {qbound.spfb: qbound.SpfbInfo, qbound.lspfb: qbound.SpfbInfo, qbound.kspfb: qbound.KspfbInfo}
 

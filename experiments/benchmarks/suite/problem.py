@@ -3,7 +3,7 @@
 This module and those of the peers run in environments that hold a peer and little else: NumPy is all they share.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 # A method yields Ready, then checkpoints, and is closed when it has gone far enough. The other arguments are the
 # numbers that are tuned, and a seed.
-Method = Callable[[Problem, Mapping[str, Any], int], Iterator[Ready | Checkpoint]]
+Method = Callable[[Problem, Mapping[str, Any], int], Generator[Ready | Checkpoint, None, None]]
 
 
 def batch_size(examples: int) -> int:

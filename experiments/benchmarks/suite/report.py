@@ -204,6 +204,22 @@ def machine_list(summary: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"- {name}: {text}" for name, text in summary["versions"].items())])
 
 
+def estimator_table(summary: dict[str, Any]) -> str:
+    """The estimator and the best of scikit-learn's solvers: seconds to each target, in the heats."""
+    lines = _head("data", "l2", *(f"to {_power(target)}" for target in summary["targets"]))
+    for problem in summary["problems"]:
+        solvers = {name: one for name, one in problem["methods"].items() if name.startswith("scikit_learn_")}
+        if "estimator" not in problem["methods"] or not solvers:
+            continue
+        texts = []
+        for i, ours in enumerate(problem["methods"]["estimator"]["seconds"]):
+            theirs = min((s for one in solvers.values() if (s := one["seconds"][i]) is not None), default=None)
+            ratio = "" if ours is None or theirs is None else f": {theirs / ours:.2g}"
+            texts.append(" / ".join("-" if s is None else _time(s) for s in (ours, theirs)) + ratio)
+        lines.append(_row(_title(problem["data"]), _power(problem["l2"]), *texts))
+    return "\n".join(lines)
+
+
 def _heat_times(summary: dict[str, Any]) -> list[dict[str, float]]:
     """For each cell the seconds of the methods that arrived."""
     return [
@@ -221,6 +237,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
         "cells": cell_table(summary),
         "methods": method_table(summary),
         "failures": failure_list(summary),
+        "estimator": estimator_table(summary),
         "machine": machine_list(summary),
     }
 

@@ -53,9 +53,9 @@ class Plan:
     data: tuple[str, ...] = tuple(DATA_SETS)
     methods: tuple[str, ...] = tuple(CONTESTANTS)
     penalties: tuple[float, ...] = PENALTIES
-    patience: float = 5.0
-    least_seconds: float = 1.0
-    most_seconds: float = 10.0
+    patience: float = 3.0
+    least_seconds: float = 0.5
+    most_seconds: float = 6.0
     turns: int = 3
     peers: int = 2
     settings: int = 9
