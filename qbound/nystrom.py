@@ -21,7 +21,7 @@ __all__ = ["leading_eigenvectors"]
 def leading_eigenvectors(matrix: Float[Array, "e e"], rank: int) -> tuple[Float[Array, " r"], Float[Array, "e r"]]:
     """About the largest eigenvalues of a matrix, and orthonormal eigenvectors.
 
-    A matrix of a lower rank has columns of zeros in place of vectors that it does not have.
+    Where a matrix has a lower rank, vectors that belong to no eigenvalue above 0 are any, or columns of zeros.
     """
     e = len(matrix)
     first = np.linalg.qr(np.random.default_rng(0).standard_normal((e, rank)))[0]
@@ -37,6 +37,8 @@ def leading_eigenvectors(matrix: Float[Array, "e e"], rank: int) -> tuple[Float[
     known = values > rank * eps * jnp.max(values)
     positive: Array = jnp.where(known, values, 1)  # pyright: ignore[reportAssignmentType]
     columns = times(root, vectors) * jnp.where(known, jax.lax.rsqrt(positive), 0)[None, :]
+    # Division by small numbers has cost some orthogonality; half of what is amiss is taken off either of two vectors.
+    columns = 1.5 * columns - 0.5 * times(columns, times(columns.T, columns))
     return jnp.where(known, jnp.maximum(values - shift, 0), 0), columns
 
 

@@ -21,6 +21,7 @@ from qbound.solve import HIGHEST, times
 from qbound.types import Order, working_dtype
 
 __all__ = [
+    "INPUT_FIELDS",
     "KspfbFactors",
     "curvature_of",
     "empty_factors",
@@ -135,6 +136,14 @@ def empty_factors(layout: MatrixLayout, bohning: bool, input_rank: int | None, d
     )
 
 
+INPUT_FIELDS = (
+    "factor_inputs",
+    "factor_input_batches",
+    "factor_scales",
+    "factor_input_values",
+    "factor_input_vectors",
+    "factor_input_rest",
+)
 LABEL_FIELDS = ("factor_labels", "factor_label_batches", "factor_label_values", "factor_label_vectors")
 
 
@@ -183,6 +192,7 @@ def with_inputs(
         e, r = factors.factor_input_vectors.shape
         values, vectors = leading_eigenvectors(scaled_mean, r)
         rest = jnp.maximum(jnp.trace(scaled_mean) - jnp.sum(values), 0) / (e - r)
+    finite = finite & jnp.all(jnp.isfinite(vectors))
     entered = factors._replace(
         factor_inputs=total,
         factor_input_batches=count,

@@ -52,7 +52,7 @@ def scale_by_kspfb(
     M_j is the curvature of `qbound.log_partition_bound` at the logits of example j, x_j are its features, and bars are
     running averages. For logits that are linear in the parameters the curvature of the bound is the mean of M_j (x)
     x_j x_j'; here the mean of products is replaced by the product of means. **That is not an upper bound.** With
-    `label_curvature="bohning"` and `decay=0, update_every=1` it is one of the objective of the batch.
+    `label_curvature="bohning"`, `decay=0, update_every=1`, `input_rank=None` it is one of the objective of the batch.
 
     For logistic regression, and for the linear last layer of a network: parameters are one array of weights, (n, d) or
     (d, n), and at most one bias (n,), which appends a 1 to the features. `update` takes `inputs`, and

@@ -13,6 +13,7 @@ from qbound import batches, checks, trees
 from qbound.curvature.kronecker import MatrixLayout
 from qbound.models import checked_logits
 from qbound.transforms.kronecker_factors import (
+    INPUT_FIELDS,
     KspfbFactors,
     curvature_of,
     empty_factors,
@@ -202,12 +203,14 @@ def _entered(options, layout, memory, params, inputs, example_weights) -> tuple[
     x, logits = (jnp.asarray(leaf).reshape(weights.size, -1).astype(dtype) for leaf in (features, logits))
     decay = jnp.asarray(checks.fraction("decay", options.decay), dtype)
 
-    def with_moments(factors):
+    def with_moments(of_inputs):
         ones = [jnp.ones((weights.size, 1), dtype)] if layout.has_bias() else []
-        return with_inputs(factors, decay, jnp.concatenate([x, *ones], axis=1), weights, options.is_scaled())
+        rows = jnp.concatenate([x, *ones], axis=1)
+        found = with_inputs(factors._replace(**of_inputs), decay, rows, weights, options.is_scaled())
+        return {name: getattr(found, name) for name in INPUT_FIELDS}
 
     due = (count % options.update_every == 0) | (factors.factor_input_batches == 0)
-    factors = _if(due, with_moments, factors)
+    factors = factors._replace(**_if(due, with_moments, {name: getattr(factors, name) for name in INPUT_FIELDS}))
     rows = weights.size
     if factors.factor_labels is None:
         return factors, rows

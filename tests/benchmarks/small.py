@@ -31,15 +31,18 @@ def method(seconds, ended, *, passes=None, messages=()):
         "passes": passes or [None if s is None else 10 * s for s in seconds],
         "settings": [None if s is None else 0 for s in seconds],
         "compile_seconds": 1.5,
+        "limit": 2.5,
         "ended": ended,
         "messages": list(messages),
     }
 
 
+ENDED = {"ended": {"limit": 3}, "messages": []}
 SUMMARY = {
     "targets": [1e-1, 1e-6],
-    "environment": {"machine": "Linux", "device": "cpu, 2 cores", "commit": "abc", "dirty": False},
-    "versions": {"jax": "jax==0.9.2", "cyanure": "pip install cyanure==1.2.2: no wheel"},
+    "environment": {"machine": "Linux", "processor": "EPYC", "device": "cpu, 2 cores", "commit": "abc", "dirty": False},
+    "commits": ["abc"],
+    "versions": {"jax": "jax==0.9.2", "cyanure": "not installed: pip install cyanure: no wheel"},
     "problems": [
         {
             "data": "digits",
@@ -50,13 +53,12 @@ SUMMARY = {
                 "kspfb": method([0.05, None], {"finished": 3}),
                 "adam": method([0.2, None], {"finished": 8, "diverged": 1}),
                 "scikit_learn_lbfgs": method([0.4, 0.3], {"reached": 1}),
-                "cyanure": method([None, None], {"not installed": 5}, messages=["pip install cyanure: no wheel"]),
             },
             "finals": [
-                {"method": "kspfb", "setting": 0, "seconds": [[0.05, None], [0.1, None], [0.06, None]], "ended": {}},
-                {"method": "estimator", "setting": 0, "seconds": [[0.1, 0.2], [0.1, 0.4], [0.1, 0.2]], "ended": {}},
-                {"method": "adam", "setting": 2, "seconds": [[0.2, None], [0.2, None], [0.3, None]], "ended": {}},
-                {"method": "scikit_learn_lbfgs", "setting": 0, "seconds": [[0.4, 0.1]] * 2 + [[0.4, 0.3]], "ended": {}},
+                {"method": "kspfb", "setting": 0, "seconds": [[0.05, None], [0.1, None], [0.06, None]], **ENDED},
+                {"method": "estimator", "setting": 0, "seconds": [[0.1, 0.2], [0.1, 0.4], [0.1, 0.2]], **ENDED},
+                {"method": "adam", "setting": 2, "seconds": [[0.2, None], [0.2, None], [0.3, None]], **ENDED},
+                {"method": "scikit_learn_lbfgs", "setting": 0, "seconds": [[0.4, 0.1]] * 2 + [[0.4, 0.3]], **ENDED},
             ],
         },
         {
@@ -67,7 +69,7 @@ SUMMARY = {
                 "estimator": method([1.0, None], {"limit": 1}),
                 "somax_egn": method([None, None], {"killed": 1}, messages=["no answer in 150 s"]),
             },
-            "finals": [{"method": "estimator", "setting": 0, "seconds": [[1.0, None]], "ended": {}}],
+            "finals": [{"method": "estimator", "setting": 0, "seconds": [[1.0, None]], **ENDED}],
         },
     ],
 }  # fmt: skip

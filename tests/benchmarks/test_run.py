@@ -16,7 +16,7 @@ from experiments.errors import UserError
 from tests import processes
 from tests.benchmarks.small import rows
 
-METHODS = ("estimator", "kspfb", "adam", "lbfgs")
+METHODS = ("estimator", "kspfb", "adam", "lbfgs", "bohning")
 
 
 class FakePool:
@@ -39,8 +39,8 @@ class FakePool:
     def stop(self):
         pass
 
-    def versions(self):
-        return {"jax": "jax==0"}
+    def versions(self, names):
+        return {name: "jax==0" for name in names}
 
     interrupt_at = None
 
@@ -63,16 +63,20 @@ def keys(requests):
     return [(r["folder"], r["l2"], r["function"], json.dumps(r["setting"]), r["seed"]) for r in requests]
 
 
-def test_interrupted_benchmark_goes_on_where_it_was(fake, tmp_path):
+@pytest.mark.parametrize("interrupt_at", [9, 20], ids=["in a heat", "in a final"])
+def test_interrupted_benchmark_goes_on_where_it_was(fake, tmp_path, interrupt_at):
     whole = tmp_path / "whole"
     run.perform(run.Plan(**PLAN), whole)
     expected = [(*key[1:],) for key in keys(fake.requests)]
-    fake.requests, fake.interrupt_at = [], 9
+    seconds = [r["seconds"] for r in fake.requests]
+    fake.requests, fake.interrupt_at = [], interrupt_at
     with pytest.raises(KeyboardInterrupt):
         run.perform(run.Plan(**PLAN), tmp_path / "parts")
     first, fake.requests, fake.interrupt_at = fake.requests, [], None
     run.perform(run.Plan(**PLAN), tmp_path / "parts")
     assert [(*key[1:],) for key in keys(first[:-1] + fake.requests)] == expected
+    # The limits of runs are those of the whole one, too.
+    assert [r["seconds"] for r in first[:-1] + fake.requests] == seconds
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, tmp_path / "parts")]
     assert summaries[0]["problems"] == summaries[1]["problems"]
     fake.requests = []
@@ -96,9 +100,19 @@ def test_final_has_the_fastest_of_both_sides_in_turns(fake, tmp_path):
     functions = [(r["function"], r["seed"]) for r in finals]
     # KSPFB to the first target with its shortest schedule, the estimator or KSPFB to the last; and two peers.
     assert {f for f, _ in functions} >= {"stochastic:run", "full_batch:lbfgs"}
+    peers = {json.dumps(r["setting"]) for r in finals if not _is_ours(r)}
+    alone = run.Plan(**{**PLAN, "peers": 1})
+    fake.requests = []
+    run.perform(alone, tmp_path / "alone")
+    finals = [r for r in fake.requests if r["folder"].endswith("one") and r["l2"] == 1e-4 and r["seed"] > 0]
+    assert {json.dumps(r["setting"]) for r in finals if not _is_ours(r)} < peers
     turns = [seed for _, seed in functions]
     assert turns == sorted(turns) and set(turns) == {1, 2}
     assert [f for f, seed in functions if seed == 1] == [f for f, seed in functions if seed == 2]
+
+
+def _is_ours(request):
+    return request["function"].startswith("estimator") or request["setting"].get("name") == "kspfb"
 
 
 def test_runs_may_take_so_many_times_as_long_as_the_best(fake, tmp_path):
@@ -115,13 +129,40 @@ def test_method_that_was_killed_is_not_run_again_on_these_data(fake, tmp_path, m
 
     def killing(environment, request):
         outcome = answer(environment, request)
-        return Outcome("killed", message="no answer") if request["setting"].get("name") == "adam" else outcome
+        return Outcome("killed", message="no answer") if request["setting"].get("memory") == 5 else outcome
 
     monkeypatch.setattr(fake, "run", killing)
     run.perform(run.Plan(**PLAN), tmp_path)
-    assert sum(r["setting"].get("name") == "adam" for r in fake.requests) == 2  # once for each data set
+    # Once for each data set, and other settings are run.
+    assert sum(r["setting"].get("memory") == 5 for r in fake.requests) == 2
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["problems"][0]["methods"]["adam"]["ended"] == {"killed": 9}
+    assert summary["problems"][0]["methods"]["lbfgs"]["ended"] == {"killed": 1, "reached": 2}
+
+
+def test_run_with_another_setting_than_now_is_made_again(fake, tmp_path, monkeypatch):
+    run.perform(run.Plan(**PLAN), tmp_path)
+    fake.requests = []
+    changed = dataclasses.replace(CONTESTANTS["lbfgs"], settings=({"memory": 7}, *CONTESTANTS["lbfgs"].settings[1:]))
+    monkeypatch.setitem(CONTESTANTS, "lbfgs", changed)
+    run.perform(run.Plan(**PLAN), tmp_path)
+    heats = [r for r in fake.requests if r["seed"] == 0 and r["l2"] == 1e-4]
+    assert [r["setting"] for r in heats] == [{"memory": 7}] * 2
+
+
+def test_what_could_not_be_installed_is_tried_another_time(fake, tmp_path, monkeypatch):
+    answer = fake.run
+    monkeypatch.setattr(fake, "run", lambda *_: Outcome("not installed", message="no network"))
+    run.perform(run.Plan(**PLAN), tmp_path)
+    monkeypatch.setattr(fake, "run", answer)
+    run.perform(run.Plan(**PLAN), tmp_path)
+    assert len(fake.requests) > 40
+
+
+def test_data_sets_are_taken_in_the_order_in_which_they_lend_settings():
+    plan = run.Plan(data=("labels_10000", "digits", "labels_300"))
+    assert plan.data == ("digits", "labels_300", "labels_10000")
+    with pytest.raises(UserError, match="penalties: expected numbers above 0"):
+        run.Plan(penalties=(0.0,))
 
 
 def test_quick_plan_tries_settings_from_all_over_the_grid(fake, tmp_path):
@@ -131,9 +172,10 @@ def test_quick_plan_tries_settings_from_all_over_the_grid(fake, tmp_path):
 
 
 def test_peers_have_at_least_as_many_settings_as_ours():
+    nothing_to_tune = {"bohning", *(name for name in CONTESTANTS if name.startswith("scikit_learn_"))}
     ours = {name: len(c.settings) for name, c in CONTESTANTS.items() if c.ours}
-    peers = {name: len(c.settings) for name, c in CONTESTANTS.items() if not c.ours and len(c.settings) > 1}
-    assert max(ours.values()) <= min(peers.values())
+    peers = {n: len(c.settings) for n, c in CONTESTANTS.items() if not c.ours and n not in nothing_to_tune}
+    assert max(ours.values()) <= min(peers.values()), peers
 
 
 @pytest.mark.parametrize("argument", ["data", "methods"])
@@ -175,10 +217,10 @@ def test_peer_that_cannot_be_installed_is_listed_as_such(tmp_path, monkeypatch):
     outcome = workers.run("cyanure", {"seconds": 1.0})
     assert outcome.ended == "not installed"
     assert "No matching distribution" in outcome.message
-    assert "No matching distribution" in workers.versions()["cyanure"]
+    assert workers.versions({"cyanure"})["cyanure"].startswith("not installed: ")
 
 
-REQUEST = {"l2": 1e-2, "seconds": 20.0, "setting": {}, "seed": 0, "goal": 0.0}
+REQUEST = {"l2": 1e-2, "seconds": 20.0, "setting": {}, "seed": 0, "goal": 0.0, "spacing": 1.2}
 
 
 @pytest.fixture

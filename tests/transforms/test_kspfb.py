@@ -217,6 +217,26 @@ def test_few_eigenvectors_of_inputs_give_the_mean_of_the_others_to_all_other_dir
     np.testing.assert_allclose(updates, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
 
 
+def test_updates_can_be_differentiated():
+    """By what the gradient depends on; the factor of inputs is the same for all of it."""
+    x, y = decaying_inputs(50, 30), jnp.asarray(np.arange(50) % 4)
+    tx = qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3, input_rank=10)
+
+    def after_two_steps(params):
+        state = tx.init(params)
+        for _ in range(2):
+            grads = jax.grad(lambda p: optax.softmax_cross_entropy_with_integer_labels(x @ p, y).mean())(params)
+            updates, state = tx.update(grads, state, params, inputs=x)
+            params = optax.apply_updates(params, updates)
+        return jnp.sum(params**2)
+
+    params = 0.1 * jnp.asarray(np.random.default_rng(8).normal(size=(30, 4)))
+    direction = jnp.asarray(np.random.default_rng(9).normal(size=(30, 4)))
+    slope = jnp.sum(jax.grad(after_two_steps)(params) * direction)
+    difference = (after_two_steps(params + 1e-5 * direction) - after_two_steps(params - 1e-5 * direction)) / 2e-5
+    np.testing.assert_allclose(slope, difference, rtol=1e-4)
+
+
 def test_few_inputs_have_all_their_eigenvectors_whatever_the_rank():
     p = problems.linear(b=9)
     for rank in (None, 2, 128):

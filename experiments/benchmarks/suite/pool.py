@@ -7,17 +7,19 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.suite.contestants import ENVIRONMENTS
 from experiments.benchmarks.suite.race import Outcome
 
-__all__ = ["Pool"]
+__all__ = ["NOT_INSTALLED", "Pool"]
 
 ROOT = Path(__file__).parents[3]
 # Beyond the time a run may take: to compile, to warm up, and to look at checkpoints.
 GRACE = 120.0
+NOT_INSTALLED = "not installed"
 
 
 class Pool:
@@ -33,7 +35,7 @@ class Pool:
         try:
             worker = self._worker(environment)
         except _NotInstalled as error:
-            return Outcome("not installed", message=str(error))
+            return Outcome(NOT_INSTALLED, message=str(error))
         assert worker.stdin is not None and worker.stdout is not None
         try:
             worker.stdin.write((json.dumps(request) + "\n").encode())
@@ -55,14 +57,14 @@ class Pool:
                 with worker:  # closes its pipes, and waits for it
                     pass
 
-    def versions(self) -> dict[str, str]:
-        """What is installed in each environment, or why nothing is."""
+    def versions(self, names: Iterable[str]) -> dict[str, str]:
+        """What is installed in environments, or why nothing is."""
         found = {}
-        for name in ENVIRONMENTS:
+        for name in sorted(names):
             try:
                 found[name] = _versions(self._python(name))
             except _NotInstalled as error:
-                found[name] = str(error)
+                found[name] = f"{NOT_INSTALLED}: {error}"
         return found
 
     def _worker(self, name: str) -> subprocess.Popen:

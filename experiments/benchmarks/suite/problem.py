@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Checkpoint", "Method", "Problem", "Ready", "batch_size", "blocks"]
+__all__ = ["Checkpoint", "Method", "Problem", "Ready", "batch_size", "blocks", "penalty_of_coefficients", "to_params"]
 
 
 class Problem(NamedTuple):
@@ -42,17 +42,30 @@ class Ready(NamedTuple):
 class Checkpoint(NamedTuple):
     """W after so many seconds of the method's own clock, and passes over the data.
 
-    A pass is one product with X and one with its transpose. The clock stands still while a checkpoint is looked at.
+    A pass is one product with X and one with its transpose. The clock stands still while a checkpoint is looked at. A
+    `whole` fit has a clock of its own, which started at zero.
     """
 
     seconds: float
     passes: float
     params: Any
+    whole: bool = False
 
 
 # A method yields Ready, then checkpoints, and is closed when it has gone far enough. The other arguments are the
 # numbers that are tuned, and a seed.
 Method = Callable[[Problem, Mapping[str, Any], int], Generator[Ready | Checkpoint, None, None]]
+
+
+def penalty_of_coefficients(problem: Problem) -> float:
+    """For models that have one vector w for two classes, W = [-w/2, w/2]: l2/2 |W|^2 = l2/4 |w|^2."""
+    return problem.l2 / 2 if problem.classes == 2 else problem.l2
+
+
+def to_params(coefficients: np.ndarray) -> np.ndarray:
+    """W (d, n) of coefficients (n, d), or of one vector (1, d) for two classes."""
+    w = np.asarray(coefficients)
+    return np.concatenate([-w, w]).T / 2 if len(w) == 1 else w.T
 
 
 def batch_size(examples: int) -> int:

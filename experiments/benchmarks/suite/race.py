@@ -11,8 +11,6 @@ from experiments.benchmarks.suite.problem import Method, Problem, Ready
 
 __all__ = ["Outcome", "race", "time_to"]
 
-# Between two checkpoints that are looked at: with many logits that takes as long as a step.
-SPACING, COARSE_SPACING, MANY_LOGITS = 1.12, 1.3, 1e7
 # An objective so many times that at the start is of a method that has diverged.
 DIVERGED = 1e3
 
@@ -26,23 +24,26 @@ class Outcome(NamedTuple):
       compile_seconds: apart from all others.
       trace: seconds, passes over the data and the objective, of every checkpoint that was looked at.
       message: of what failed.
+      limit: the seconds it could take.
     """
 
     ended: str
     compile_seconds: float = 0.0
     trace: list[tuple[float, float, float]] = []
     message: str = ""
+    limit: float = math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Without numbers that JSON does not know: an objective that is not finite is null."""
         trace = [[*head, value if math.isfinite(value) else None] for *head, value in self.trace]
-        return {**self._asdict(), "trace": trace}
+        return {**self._asdict(), "trace": trace, "limit": self.limit if math.isfinite(self.limit) else None}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Outcome":
         """What `to_json` gave."""
         trace = [(a, b, math.nan if value is None else value) for a, b, value in content["trace"]]
-        return cls(**{**content, "trace": trace})
+        limit = math.inf if content["limit"] is None else content["limit"]
+        return cls(**{**{name: content[name] for name in cls._fields}, "trace": trace, "limit": limit})
 
 
 def race(
@@ -50,6 +51,7 @@ def race(
     problem: Problem,
     setting: Mapping[str, Any],
     seed: int,
+    spacing: float = 1.05,
     evaluate: Callable[[np.ndarray, np.ndarray, np.ndarray, float], float] = objective,
 ) -> Outcome:
     """Run it, until the goal or the limit of its time is reached, or it has diverged.
@@ -59,10 +61,10 @@ def race(
       problem: what it is to minimise.
       setting: the numbers that are tuned.
       seed: of its batches.
+      spacing: a checkpoint is looked at if it comes so many times as late as the last that was.
       evaluate: from parameters, inputs, labels and l2 to the objective.
     """
     inputs = problem.inputs.astype(np.float64)
-    spacing = COARSE_SPACING if len(problem.labels) * problem.classes > MANY_LOGITS else SPACING
     start = math.log(problem.classes)
     compile_seconds, trace, latest, looked = 0.0, [], None, 0.0
     ended = "finished"
@@ -78,8 +80,7 @@ def race(
             compile_seconds = item.compile_seconds
             continue
         latest = item
-        # Those of whole fits are not in order of time: all of them are looked at.
-        if not (item.seconds >= looked * spacing or item.seconds < looked or item.seconds > problem.seconds):
+        if not (item.whole or item.seconds >= looked * spacing or item.seconds > problem.seconds):
             continue
         looked, latest = item.seconds, None
         value = look(item)
@@ -96,10 +97,14 @@ def race(
         value = look(latest)
         ended = "reached" if value <= problem.goal else ended if value < DIVERGED * start else "diverged"
     run.close()
-    return Outcome(ended, compile_seconds, trace)
+    return Outcome(ended, compile_seconds, trace, limit=problem.seconds)
 
 
 def time_to(outcome: Outcome, value: float) -> tuple[float, float]:
-    """Seconds and passes to an objective; infinite if it was not reached."""
-    reached = [(seconds, passes) for seconds, passes, found in outcome.trace if found <= value]
-    return min(reached, default=(math.inf, math.inf))
+    """Seconds and passes to an objective; infinite if it was not reached, or not in the time a run may take.
+
+    The first that reaches it counts, also of whole fits: the least time of several would be a lucky one.
+    """
+    reached = ((seconds, passes) for seconds, passes, found in outcome.trace if found <= value)
+    seconds, passes = next(reached, (math.inf, math.inf))
+    return (seconds, passes) if seconds <= outcome.limit else (math.inf, math.inf)

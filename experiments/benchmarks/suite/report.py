@@ -1,6 +1,7 @@
 """Tables and figures of the suite, from the file that sums it up and nothing else."""
 
 import math
+import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 
 from experiments.benchmarks.suite.contestants import CONTESTANTS
 from experiments.benchmarks.suite.data import DATA_SETS
+from experiments.benchmarks.suite.pool import NOT_INSTALLED
 from experiments.errors import UserError, writing
 from experiments.plots import panels, save
 
@@ -27,7 +29,11 @@ class Side(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A target of a problem. `ratio` is the time of the best peer over that of the best of ours, in the same turn."""
+    """A target of a problem.
+
+    `ratio` is the time of the best peer over that of the best of ours, in the same turn, in the median of turns;
+    infinite or 0 where one side did not arrive. Where no peer arrived, `at_least` is what they were given to.
+    """
 
     data: str
     l2: float
@@ -37,6 +43,7 @@ class Cell(NamedTuple):
     ratio: float | None
     low: float | None
     high: float | None
+    at_least: float | None = None
 
 
 def cells(summary: dict[str, Any]) -> list[Cell]:
@@ -48,10 +55,12 @@ def cells(summary: dict[str, Any]) -> list[Cell]:
             ratios = []
             if all(sides):
                 ours, peer = (side[1] for side in sides)  # pyright: ignore[reportOptionalSubscript]
-                ratios = [b / a for a, b in zip(ours, peer, strict=True) if math.isfinite(a) and math.isfinite(b)]
-            low, ratio, high = np.percentile(ratios, [0, 50, 100]).tolist() if ratios else (None, None, None)
+                ratios = [_quotient(b, a) for a, b in zip(ours, peer, strict=True)]
+            low, high = min(ratios, default=None), max(ratios, default=None)
+            ratio = statistics.median_low(ratios) if ratios else None
             ours, peer = (None if side is None else side[0] for side in sides)
-            found.append(Cell(problem["data"], problem["l2"], target, ours, peer, ratio, low, high))
+            at_least = _least_limit(problem) / ours.seconds if ours is not None and peer is None else None
+            found.append(Cell(problem["data"], problem["l2"], target, ours, peer, ratio, low, high, at_least))
     return found
 
 
@@ -66,6 +75,16 @@ def _fastest(problem: dict[str, Any], i: int, ours: bool) -> tuple[Side, list[fl
     if math.isinf(median):
         return None
     return Side(method, median, problem["methods"][method]["passes"][i]), turns
+
+
+def _quotient(peer: float, ours: float) -> float:
+    """That of their times, of which one may be infinite."""
+    return 0.0 if math.isinf(ours) else peer / ours
+
+
+def _least_limit(problem: dict[str, Any]) -> float:
+    """What every peer was given, in seconds."""
+    return min(one["limit"] for name, one in problem["methods"].items() if not CONTESTANTS[name].ours)
 
 
 def _label(method: str) -> str:
@@ -96,9 +115,9 @@ def _ratio(cell: Cell) -> str:
     if cell.ratio is not None:
         text = f"{cell.ratio:.1f}" if cell.ratio >= 0.95 else f"{cell.ratio:.2f}"
         return f"**{text}**" if cell.ratio < 1 / EVEN else text
-    return (
-        "neither" if cell.ours is None and cell.peer is None else "only ours" if cell.peer is None else "**only peers**"
-    )
+    if cell.at_least is not None:
+        return f"> {cell.at_least:.1f}"
+    return "neither" if cell.ours is None else "**only peers**"
 
 
 def ratio_table(summary: dict[str, Any]) -> str:
@@ -142,17 +161,11 @@ def count_table(summary: dict[str, Any]) -> str:
 
 
 def _kind(cell: Cell) -> str:
-    if cell.ratio is None:
-        return "neither" if cell.ours is None and cell.peer is None else "double" if cell.peer is None else "behind"
-    return (
-        "double"
-        if cell.ratio >= 2
-        else "ahead"
-        if cell.ratio > EVEN
-        else "even"
-        if cell.ratio >= 1 / EVEN
-        else "behind"
-    )
+    ratio = cell.at_least if cell.ratio is None else cell.ratio
+    if ratio is None:
+        return "neither" if cell.peer is None else "behind"
+    limits = {"double": 2.0, "ahead": EVEN, "even": 1 / EVEN}
+    return next((kind for kind, limit in limits.items() if ratio >= limit), "behind")
 
 
 def method_table(summary: dict[str, Any]) -> str:
@@ -161,36 +174,36 @@ def method_table(summary: dict[str, Any]) -> str:
     lines = _head("method", *columns)
     total = len(summary["problems"]) * len(summary["targets"])
     fastest = Counter(min(times, key=times.__getitem__) for times in _heat_times(summary) if times)
-    for method in CONTESTANTS:
+    for method, contestant in CONTESTANTS.items():
         found = [problem["methods"][method] for problem in summary["problems"] if method in problem["methods"]]
-        ended = sum((Counter(one["ended"]) for one in found), Counter())
-        if not found or ended["not installed"]:
-            reason = next((m for one in found for m in one["messages"]), "not run")
-            lines.append(_row(_label(method), f"not installed: {reason}" if found else reason, *[""] * 4))
+        version = summary["versions"].get(contestant.environment, "")
+        if not found:
+            lines.append(_row(_label(method), version if version.startswith(NOT_INSTALLED) else "not run", *[""] * 4))
             continue
+        ended = sum((Counter(one["ended"]) for one in [*found, *_finals_of(summary, method)]), Counter())
         reached = sum(seconds is not None for one in found for seconds in one["seconds"])
         wrong = ended["failed"] + ended["killed"]
-        compile_seconds = max(one["compile_seconds"] for one in found)
+        compiling = f"{max(one['compile_seconds'] for one in found):.1f}"
         lines.append(
-            _row(
-                _label(method),
-                f"{reached} of {total}",
-                fastest[method],
-                ended["diverged"],
-                wrong,
-                f"{compile_seconds:.1f}",
-            )
+            _row(_label(method), f"{reached} of {total}", fastest[method], ended["diverged"], wrong, compiling)
         )
     return "\n".join(lines)
+
+
+def _finals_of(summary: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [entry for problem in summary["problems"] for entry in problem["finals"] if entry["method"] == method]
 
 
 def failure_list(summary: dict[str, Any]) -> str:
     """Every message of a run that went wrong, and where."""
     found: dict[tuple[str, str], list[str]] = {}
     for problem in summary["problems"]:
-        for method, one in problem["methods"].items():
+        where = f"{_title(problem['data'])} {_power(problem['l2'])}"
+        runs = [*problem["methods"].items(), *((entry["method"], entry) for entry in problem["finals"])]
+        for method, one in runs:
             for message in one["messages"]:
-                found.setdefault((method, message), []).append(f"{_title(problem['data'])} {_power(problem['l2'])}")
+                places = found.setdefault((method, message), [])
+                places += [where] if where not in places else []
     lines = [f"- {_label(method)}: {message} ({'; '.join(where)})" for (method, message), where in found.items()]
     return "\n".join(lines) or "- None."
 
@@ -198,9 +211,8 @@ def failure_list(summary: dict[str, Any]) -> str:
 def machine_list(summary: dict[str, Any]) -> str:
     """What the numbers may depend on."""
     about = summary["environment"]
-    lines = [f"- machine: {about['machine']}, {about['device']}", f"- commit: {about['commit']}"]
-    if about["dirty"]:
-        lines[-1] += ", with changes"
+    lines = [f"- machine: {about['processor']}, {about['device']}, {about['machine']}"]
+    lines.append(f"- commit: {', '.join(summary['commits'])}{', with changes' if about['dirty'] else ''}")
     return "\n".join([*lines, *(f"- {name}: {text}" for name, text in summary["versions"].items())])
 
 

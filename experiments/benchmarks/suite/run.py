@@ -11,6 +11,7 @@ what has one is not run again.
 
 import dataclasses
 import math
+import platform
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from experiments.runs import environment, read_json, write_json
 __all__ = ["FULL", "QUICK", "Plan", "collect", "perform"]
 
 TUNING_PENALTY = 1e-4
+# Checkpoints that are looked at come so many times as late as those before.
+HEAT_SPACING, FINAL_SPACING = 1.2, 1.05
 # A method may stop a little below the last target.
 GOAL = 0.98 * TARGETS[-1]
 
@@ -53,9 +56,9 @@ class Plan:
     data: tuple[str, ...] = tuple(DATA_SETS)
     methods: tuple[str, ...] = tuple(CONTESTANTS)
     penalties: tuple[float, ...] = PENALTIES
-    patience: float = 3.0
+    patience: float = 2.5
     least_seconds: float = 0.5
-    most_seconds: float = 6.0
+    most_seconds: float = 8.0
     turns: int = 3
     peers: int = 2
     settings: int = 9
@@ -65,11 +68,15 @@ class Plan:
             for one in getattr(self, name):
                 if one not in known:
                     raise UserError(f"{name}: expected some of {', '.join(known)}; got {one!r}")
+        if not all(l2 > 0 for l2 in self.penalties):
+            raise UserError(f"penalties: expected numbers above 0; got {self.penalties}")
+        # In one order: some data sets take the settings that were found for others.
+        object.__setattr__(self, "data", tuple(name for name in DATA_SETS if name in self.data))
 
 
 FULL = Plan()
 QUICK = Plan(
-    data=("digits", "labels_100", "condition_1e3"), penalties=(TUNING_PENALTY,), most_seconds=2.0, turns=1, settings=3
+    data=("digits", "labels_300", "condition_1e4"), penalties=(TUNING_PENALTY,), most_seconds=2.0, turns=1, settings=3
 )
 
 
@@ -87,13 +94,15 @@ def perform(plan: Plan, folder: Path, data_dir: str | None = None) -> Path:
     pool = Pool(folder)
     began = time.monotonic()
     try:
-        for name in plan.data:
-            rows = make(name, folder / "data", data_dir)
+        # All of them first: what is missing is missed at once.
+        made = {name: make(name, folder / "data", data_dir) for name in plan.data}
+        for name, rows in made.items():
             for l2 in sorted(plan.penalties, key=lambda l2: l2 != TUNING_PENALTY):
                 _Problem(plan, folder, rows, name, l2, pool, began).run()
             # A process can hold only so many programs.
             pool.stop()
-            write_json(folder / "summary.json", collect(plan, folder, pool.versions()))
+            used = {CONTESTANTS[method].environment for method in plan.methods}
+            write_json(folder / "summary.json", collect(plan, folder, pool.versions(used)))
     finally:
         pool.stop()
     return folder / "summary.json"
@@ -118,12 +127,13 @@ class _Problem:
     def run(self) -> None:
         for method in self.plan.methods:
             for setting in self._settings(method):
-                self._perform(Entry(method, setting), self.folder / f"{method}-{setting}.json", "heat", seed=0)
+                path = self.folder / f"{method}-{setting}.json"
+                self._perform(Entry(method, setting), path, "heat", 0, HEAT_SPACING)
         entries = _finalists(self.plan, self.folder, self.least)
         for turn in range(self.plan.turns):
             for entry in entries:
                 path = self.folder / "final" / f"{entry.method}-{entry.setting}-{turn}.json"
-                self._perform(entry, path, f"final, turn {turn + 1} of {self.plan.turns}", seed=1 + turn)
+                self._perform(entry, path, f"final, turn {turn + 1} of {self.plan.turns}", 1 + turn, FINAL_SPACING)
 
     def _value(self, target: float) -> float:
         return self.least * (1 + target)
@@ -140,8 +150,8 @@ class _Problem:
         least = read_json(self.tuned / "optimum.json")["objective"]
         return useful(heats, [least * (1 + target) for target in TARGETS])
 
-    def _perform(self, entry: Entry, path: Path, stage: str, seed: int) -> None:
-        if path.exists():
+    def _perform(self, entry: Entry, path: Path, stage: str, seed: int, spacing: float) -> None:
+        if _is_current(path, entry):
             return
         contestant = CONTESTANTS[entry.method]
         seconds = min(self.plan.most_seconds, max(self.plan.least_seconds, self.plan.patience * self.best))
@@ -153,12 +163,16 @@ class _Problem:
             "seconds": seconds,
             "setting": contestant.settings[entry.setting],
             "seed": seed,
+            "spacing": spacing,
         }
         # What has not come back once, with these data, would not the next time.
-        outcome = self._killed(entry.method) or self.pool.run(contestant.environment, request)
-        with writing(path):
-            path.parent.mkdir(exist_ok=True)
-        write_json(path, {**outcome.to_json(), "limit": seconds})
+        outcome = self._killed(entry) or self.pool.run(contestant.environment, request)
+        outcome = outcome._replace(limit=seconds)
+        # What can be installed another time is then run.
+        if outcome.ended != "not installed":
+            with writing(path):
+                path.parent.mkdir(exist_ok=True)
+            write_json(path, {**outcome.to_json(), "setting": request["setting"], "commit": environment()["commit"]})
         times = [time_to(outcome, self._value(target))[0] for target in TARGETS]
         self.best = min(self.best, times[-1])
         shown = " ".join("    -  " if math.isinf(t) else f"{t:7.3f}" for t in times)
@@ -168,8 +182,8 @@ class _Problem:
             flush=True,
         )
 
-    def _killed(self, method: str) -> Outcome | None:
-        outcomes = (o for folder in self.folder.parent.iterdir() for e, o in _heats(folder) if e.method == method)
+    def _killed(self, entry: Entry) -> Outcome | None:
+        outcomes = (o for folder in self.folder.parent.iterdir() for e, o in _heats(folder) if e == entry)
         return next((outcome for outcome in outcomes if outcome.ended == "killed"), None)
 
 
@@ -195,19 +209,21 @@ def _problem_folder(folder: Path, name: str, l2: float) -> Path:
 def _heats(folder: Path) -> Iterator[tuple[Entry, Outcome]]:
     for path in sorted(folder.glob("*-*.json")):
         method, setting = path.stem.rsplit("-", 1)
-        yield Entry(method, int(setting)), _read(path)
+        if _is_current(path, entry := Entry(method, int(setting))):
+            yield entry, Outcome.from_json(read_json(path))
 
 
 def _finals(folder: Path) -> Iterator[tuple[Entry, int, Outcome]]:
     for path in sorted((folder / "final").glob("*-*-*.json")):
         method, setting, turn = path.stem.rsplit("-", 2)
-        yield Entry(method, int(setting)), int(turn), _read(path)
+        if _is_current(path, entry := Entry(method, int(setting))):
+            yield entry, int(turn), Outcome.from_json(read_json(path))
 
 
-def _read(path: Path) -> Outcome:
-    content = read_json(path)
-    content.pop("limit")
-    return Outcome.from_json(content)
+def _is_current(path: Path, entry: Entry) -> bool:
+    """Whether there is a file of this entry, with the setting that it has now."""
+    settings = CONTESTANTS[entry.method].settings if entry.method in CONTESTANTS else ()
+    return path.exists() and entry.setting < len(settings) and read_json(path)["setting"] == settings[entry.setting]
 
 
 def _finalists(plan: Plan, folder: Path, least: float) -> list[Entry]:
@@ -239,7 +255,8 @@ def collect(plan: Plan, folder: Path, versions: dict[str, str]) -> dict[str, Any
                 problems.append({"data": name, "l2": l2, "optimum": least, **found})
     return {
         "plan": dataclasses.asdict(plan),
-        "environment": environment(),
+        "environment": {**environment(), "processor": _processor()},
+        "commits": sorted({read_json(path)["commit"] or "unknown" for path in folder.glob("*/*/**/*-*.json")}),
         "versions": versions,
         "targets": list(TARGETS),
         "problems": problems,
@@ -259,6 +276,7 @@ def _best_heats(folder: Path, least: float) -> dict[str, Any]:
             "passes": [_rounded(passes) for _, passes, _ in best],
             "settings": [None if math.isinf(seconds) else setting for seconds, _, setting in best],
             "compile_seconds": _rounded(max(o.compile_seconds for _, o in runs)),
+            "limit": _rounded(min(o.limit for _, o in runs)),
             "ended": dict(Counter(o.ended for _, o in runs)),
             "messages": sorted({o.message for _, o in runs if o.message}),
         }
@@ -275,9 +293,19 @@ def _turns(folder: Path, least: float) -> list[dict[str, Any]]:
             **entry._asdict(),
             "seconds": [[_rounded(time_to(of[turn], least * (1 + t))[0]) for t in TARGETS] for turn in sorted(of)],
             "ended": dict(Counter(outcome.ended for outcome in of.values())),
+            "messages": sorted({outcome.message for outcome in of.values() if outcome.message}),
         }
         for entry, of in turns.items()
     ]
+
+
+def _processor() -> str:
+    """Its name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _rounded(number: float) -> float | None:

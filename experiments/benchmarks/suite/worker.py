@@ -31,7 +31,13 @@ def perform(request: dict[str, Any]) -> Outcome:
         found = importlib.import_module(f"experiments.benchmarks.suite.methods.{module}")
         folder = request["folder"]
         problem = Problem(Path(folder).name, *_rows(folder), request["l2"], request["goal"], request["seconds"])
-        return race(getattr(found, function), problem, in_epochs(problem, request["setting"]), request["seed"])
+        return race(
+            getattr(found, function),
+            problem,
+            in_epochs(problem, request["setting"]),
+            request["seed"],
+            request["spacing"],
+        )
     except Exception as error:
         traceback.print_exc()
         return Outcome("failed", message=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from cyanure.estimators import Classifier
 
-from experiments.benchmarks.suite.objective import objective
-from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready
+from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
 
 __all__ = ["cyanure"]
 
@@ -27,9 +26,7 @@ def cyanure(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator
     yield Checkpoint(0.0, 0.0, np.zeros((problem.inputs.shape[1], problem.classes), np.float32))
     for epochs in _ladder():
         seconds, params = _fit(problem, setting, seed, epochs)
-        yield Checkpoint(seconds, float(epochs), params)
-        if seconds > problem.seconds or objective(params, problem.inputs, problem.labels, problem.l2) <= problem.goal:
-            return
+        yield Checkpoint(seconds, float(epochs), params, whole=True)
 
 
 def _ladder() -> Iterator[int]:
@@ -49,7 +46,7 @@ def _fit(problem: Problem, setting: Mapping[str, Any], seed: int, epochs: int) -
     model = Classifier(
         loss="logistic" if binary else "multiclass-logistic",
         penalty="l2",
-        lambda_1=problem.l2 / 2 if binary else problem.l2,
+        lambda_1=penalty_of_coefficients(problem),
         fit_intercept=False,
         solver=setting.get("solver", "qning-miso"),
         limited_memory_qning=setting.get("memory", 20),
@@ -67,5 +64,5 @@ def _fit(problem: Problem, setting: Mapping[str, Any], seed: int, epochs: int) -
         started = time.perf_counter()
         model.fit(problem.inputs, problem.labels)
         seconds = time.perf_counter() - started
-    weights = model.coef_
-    return seconds, np.stack([-weights / 2, weights / 2], axis=1) if binary else weights
+    weights = np.asarray(model.coef_)  # (d, n), or (d,) for two classes
+    return seconds, to_params(weights.reshape(1, -1)) if binary else weights

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from experiments.benchmarks.suite.objective import objective
-from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready
+from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
 from qbound.estimator import LogisticRegression
 
 __all__ = ["estimator"]
@@ -23,21 +22,15 @@ def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterat
     first, _ = _timed(problem, TOLERANCES[-1], seed)
     second, _ = _timed(problem, TOLERANCES[0], seed)
     yield Ready(max(first - second, 0.0))
-    last = None
     for tolerance in TOLERANCES:
         seconds, model = _timed(problem, tolerance, seed)
-        params = np.concatenate([-model.coef_, model.coef_]).T / 2 if problem.classes == 2 else model.coef_.T
-        yield Checkpoint(seconds, _passes(model), params)
-        value = objective(params, problem.inputs, problem.labels, problem.l2)
-        # A fit that has not gone further has come to the end of float32.
-        if value <= problem.goal or seconds > problem.seconds or (last == value and not model.converged_):
+        yield Checkpoint(seconds, _passes(model), to_params(model.coef_), whole=True)
+        if not model.converged_:  # at the end of float32
             return
-        last = value
 
 
 def _timed(problem: Problem, tolerance: float, seed: int) -> tuple[float, LogisticRegression]:
-    # With two classes there is one vector of weights, half of the difference of two, and the penalty is half as large.
-    l2 = problem.l2 / 2 if problem.classes == 2 else problem.l2
+    l2 = penalty_of_coefficients(problem)
     model = LogisticRegression(l2=l2, tol=tolerance, fit_intercept=False, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

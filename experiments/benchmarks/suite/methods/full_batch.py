@@ -10,46 +10,51 @@ import jax.numpy as jnp
 import optax
 
 import qbound
-from experiments import newton_cg as newton
 from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready
 from experiments.train import Rows, loss
 
-__all__ = ["bohning", "lbfgs", "mm", "newton_cg"]
+__all__ = ["bohning", "lbfgs", "mm"]
 
 # Programs of several steps where one takes less than a millisecond or so.
 SMALL, FEW_STEPS = 3e8, 5
 
 
 def _iterate(
-    problem: Problem, start: Callable[[Any, Any], Any], step: Callable[[Any, Any, Any], tuple[Any, Any]]
+    problem: Problem,
+    start: Callable[[Any, Any], tuple[Any, Any]],
+    step: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
 ) -> Iterator[Ready | Checkpoint]:
-    """Checkpoints of a method whose state has `params`.
+    """Checkpoints of a method; those inside a program of several steps are at equal distances in time.
 
     Args:
       problem: to be solved.
       start: from data to a state and the passes it took, compiled; on the clock.
-      step: from a state and data to a state and the passes it took; ends when it stays where it is.
+      step: from a state and data to a state, the passes it took and the parameters after every step (k, d, n). The
+        method ends when the last of them stay where they are.
     """
     inputs, labels = jnp.asarray(problem.inputs), jnp.asarray(problem.labels)
     began = time.perf_counter()
     state, _ = start(inputs, labels)
     # Twice: what a step gives may be of other types than what it was given at first, and is then another program.
     for _ in range(2):
-        state, _ = jax.block_until_ready(step(state, inputs, labels))
+        state, *_ = jax.block_until_ready(step(state, inputs, labels))
     yield Ready(time.perf_counter() - began)
-    yield Checkpoint(0.0, 0.0, jnp.zeros((problem.inputs.shape[1], problem.classes)))
+    before = jnp.zeros((problem.inputs.shape[1], problem.classes))
+    yield Checkpoint(0.0, 0.0, before)
     began = time.perf_counter()
     state, more = jax.block_until_ready(start(inputs, labels))
     seconds, passes = time.perf_counter() - began, float(more)
     while True:
-        before = state.params
         began = time.perf_counter()
-        state, more = jax.block_until_ready(step(state, inputs, labels))
-        seconds += time.perf_counter() - began
-        passes += float(more)
-        yield Checkpoint(seconds, passes, state.params)
-        if bool(jnp.all(state.params == before)):
+        state, more, found = jax.block_until_ready(step(state, inputs, labels))
+        took = time.perf_counter() - began
+        for i, params in enumerate(found):
+            share = (i + 1) / len(found)
+            yield Checkpoint(seconds + share * took, passes + share * float(more), params)
+        seconds, passes = seconds + took, passes + float(more)
+        if bool(jnp.all(found[-1] == before)):
             return
+        before = found[-1]
 
 
 def _objective(params, inputs, labels, l2):
@@ -71,6 +76,7 @@ def lbfgs(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[R
     d, n, steps = problem.inputs.shape[1], problem.classes, _steps(problem)
     l2 = jnp.float32(problem.l2)
 
+    @jax.jit
     def start(inputs, labels):
         params = jnp.zeros((d, n), jnp.float32)
         return _Lbfgs(params, optax.lbfgs(memory_size=setting["memory"]).init(params)), 0.0
@@ -89,22 +95,23 @@ def _lbfgs_steps(state: _Lbfgs, inputs, labels, l2, *, memory: int, steps: int):
     def step(state: _Lbfgs, _):
         value, grad = optax.value_and_grad_from_state(value_fn)(state.params, state=state.state)
         updates, new = transform.update(grad, state.state, state.params, value=value, grad=grad, value_fn=value_fn)
-        info = optax.tree.get(new, "info")
-        return _Lbfgs(optax.apply_updates(state.params, updates), new), info.num_linesearch_steps.astype(jnp.float32)
+        params = optax.apply_updates(state.params, updates)
+        passes = optax.tree.get(new, "info").num_linesearch_steps.astype(jnp.float32)
+        return _Lbfgs(params, new), (passes, params)
 
-    state, passes = jax.lax.scan(step, state, None, length=steps)
-    return state, jnp.sum(passes)
+    state, (passes, params) = jax.lax.scan(step, state, None, length=steps)
+    return state, jnp.sum(passes), params
 
 
 def mm(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
-    """qbound.mm, step by step."""
-    del setting, seed
+    """qbound.mm, step by step; with a `curvature` of "hessian" that is Newton-CG, with certificates."""
+    del seed
     params = jnp.zeros((problem.inputs.shape[1], problem.classes), jnp.float32)
-    l2 = jnp.float32(problem.l2)
+    l2, curvature = jnp.float32(problem.l2), setting.get("curvature", "auto")
     return _iterate(
         problem,
         lambda inputs, labels: (_mm_start(params, inputs, labels, l2), 1.0),
-        lambda state, inputs, labels: _mm_step(state, inputs, labels, l2),
+        lambda state, inputs, labels: _mm_step(state, inputs, labels, l2, curvature=curvature),
     )
 
 
@@ -113,23 +120,10 @@ def _mm_start(params, inputs, labels, l2):
     return qbound.mm.init(qbound.linear_logits, params, inputs, labels, l2=l2)
 
 
-@jax.jit
-def _mm_step(state, inputs, labels, l2):
-    state, info = qbound.mm.step(qbound.linear_logits, state, inputs, labels, l2=l2)
-    return state, info.passes
-
-
-def newton_cg(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
-    """Newton-CG with a line search, on the operators of qbound; nothing of it is certified."""
-    del setting, seed
-    params = jnp.zeros((problem.inputs.shape[1], problem.classes), jnp.float32)
-    l2 = jnp.float32(problem.l2)
-
-    def step(state, inputs, labels):
-        new = newton.advance(state, inputs, labels, l2, jnp.float32(0))
-        return new, new.passes - state.passes
-
-    return _iterate(problem, lambda inputs, labels: (newton.start(params, inputs, labels, l2), 1.0), step)
+@functools.partial(jax.jit, static_argnames="curvature")
+def _mm_step(state, inputs, labels, l2, *, curvature):
+    state, info = qbound.mm.step(qbound.linear_logits, state, inputs, labels, l2=l2, curvature=curvature)
+    return state, info.passes, state.params[None]
 
 
 class _Nesterov(NamedTuple):
@@ -171,6 +165,7 @@ def _bohning_steps(state: _Nesterov, inputs, labels, l2, *, steps: int):
         params = ahead - jax.scipy.linalg.cho_solve((state.factor, True), gradient)
         # Momentum that points uphill has done its work (O'Donoghue and Candès, 2015).
         uphill = jnp.sum(gradient * (params - state.params)) > 0
-        return _Nesterov(params, state.params, jnp.where(uphill, 1.0, t), state.factor), None
+        return _Nesterov(params, state.params, jnp.where(uphill, 1.0, t), state.factor), params
 
-    return jax.lax.scan(step, state, None, length=steps)[0], jnp.float32(steps)
+    state, params = jax.lax.scan(step, state, None, length=steps)
+    return state, jnp.float32(steps), params

@@ -121,7 +121,7 @@ def _passes(problem: Problem, setting: Mapping[str, Any], steps: int) -> float:
 def _steps(problem: Problem, setting: Mapping[str, Any]) -> float:
     """Steps of the whole schedule, without end if there is none."""
     examples = len(problem.labels)
-    return setting["epochs"] * (examples // batch_size(examples)) if "epochs" in setting else math.inf
+    return round(setting["epochs"] * (examples // batch_size(examples))) if "epochs" in setting else math.inf
 
 
 def _damping(setting: Mapping[str, Any]) -> float:

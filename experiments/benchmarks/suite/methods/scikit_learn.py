@@ -18,8 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.linear_model._linear_loss import LinearModelLoss
 
-from experiments.benchmarks.suite.objective import objective
-from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready
+from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
 
 __all__ = ["saga", "solver"]
 
@@ -34,7 +33,7 @@ class _Enough(Exception):
 
 def solver(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
     """One of lbfgs, newton-cg, newton-cholesky."""
-    yield Ready(0.0)
+    yield from _warm_up(problem, setting["solver"], seed)
     model = _model(problem, setting["solver"], 100_000, seed)
     with _watched(problem) as found:
         try:
@@ -48,22 +47,24 @@ def solver(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[
 def saga(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
     """A whole fit for every checkpoint."""
     del setting
-    yield Ready(0.0)
+    yield from _warm_up(problem, "saga", seed)
     for epochs in EPOCHS:
         model = _model(problem, "saga", epochs, seed)
         began = time.perf_counter()
         _fit(model, problem)
         seconds = time.perf_counter() - began
-        params = _params(model.coef_, problem.classes)
-        yield Checkpoint(seconds, float(epochs), params)
-        if objective(params, problem.inputs, problem.labels, problem.l2) <= problem.goal or seconds > problem.seconds:
-            return
+        yield Checkpoint(seconds, float(epochs), to_params(model.coef_), whole=True)
+
+
+def _warm_up(problem: Problem, name: str, seed: int) -> Iterator[Ready]:
+    """One iteration, as the first of a process has threads to start."""
+    began = time.perf_counter()
+    _fit(_model(problem, name, 1, seed), problem)
+    yield Ready(time.perf_counter() - began)
 
 
 def _model(problem: Problem, name: str, iterations: int, seed: int) -> LogisticRegression:
-    # With two classes there is one vector of weights, half of the difference of two, and the penalty is half as large.
-    l2 = problem.l2 / 2 if problem.classes == 2 else problem.l2
-    strength = 1 / (l2 * len(problem.labels))
+    strength = 1 / (penalty_of_coefficients(problem) * len(problem.labels))
     return LogisticRegression(
         C=strength, solver=name, tol=1e-12, max_iter=iterations, fit_intercept=False, random_state=seed
     )
@@ -78,9 +79,8 @@ def _fit(model: LogisticRegression, problem: Problem) -> None:
 
 
 def _params(coef: np.ndarray, classes: int) -> np.ndarray:
-    """W (d, n)."""
-    coef = np.array(coef, np.float64).reshape(1 if classes == 2 else classes, -1, order="F" if classes > 2 else "C")
-    return np.concatenate([-coef, coef]).T / 2 if classes == 2 else coef.T
+    """W (d, n) of the vector that a solver has, or of the matrix (n, d); a copy."""
+    return to_params(np.array(coef, np.float64).reshape(1 if classes == 2 else classes, -1, order="F"))
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def run(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Rea
     chunk = min(CHUNK, per_epoch)
     steps = max(1, round(setting["epochs"] * per_epoch / chunk)) * chunk
     inputs, labels = jnp.asarray(problem.inputs), jnp.asarray(problem.labels)
-    rate = setting["rate"] / (largest_curvature(inputs) if setting.get("relative") else 1.0)
+    rate = setting["rate"] / (float(largest_curvature(inputs)) if setting.get("relative") else 1.0)
     values = numbers(rate, "cosine", steps, problem.l2, setting.get("damping", 0.0))
     program = functools.partial(_steps, inputs=inputs, labels=labels, setting=values, method=method, size=size)
 
