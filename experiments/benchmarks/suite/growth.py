@@ -10,6 +10,7 @@ has exactly 5 iterations of CG.
 
 import argparse
 import functools
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -56,8 +57,8 @@ METHODS: Mapping[str, Candidate] = {
     "KSPFB": Candidate(lambda: qbound.kspfb(2.0, qbound.linear_logits, l2=L2), qbound.linear_logits),
     "LSPFB, k = 10": Candidate(lambda: qbound.lspfb(1.0, qbound.linear_logits, rank=10, l2=L2), qbound.linear_logits),
 }
-# LSPFB holds its rows, of as many numbers as there are parameters: not where those are millions.
-MOST_PARAMETERS = {"LSPFB, k = 10": 100_000}
+# Examples times parameters that LSPFB, at hundreds of steps of SGD a step, is measured with at most.
+MOST_NUMBERS = {"LSPFB, k = 10": 4e7}
 
 
 def steps(weights, state, x, y, *, transform: optax.GradientTransformationExtraArgs, model: Callable, count: int):
@@ -84,7 +85,7 @@ def costs(shape: Mapping[str, int], budget: float, names: Collection[str] = tupl
     candidates, states = {}, {}
     for name in names:
         make, model = METHODS[name]
-        if inputs * labels > MOST_PARAMETERS.get(name, inputs * labels):
+        if examples * inputs * labels > MOST_NUMBERS.get(name, math.inf):
             continue
         loop = functools.partial(steps, transform=make(), model=model)
         first = jax.jit(functools.partial(loop, count=1))
