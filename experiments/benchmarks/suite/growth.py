@@ -135,7 +135,7 @@ def draw(found: Mapping[str, list[dict[str, Any]]], output: str) -> Path:
         ax.set(xscale="log", yscale="log", xlabel=axis, title=fixed)
         ax.grid(alpha=0.3, which="both")
     axes[0, 0].set_ylabel("steps of SGD")
-    axes[0, -1].legend(fontsize=8)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     return save(figure, output)
 
 
