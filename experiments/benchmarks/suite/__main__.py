@@ -25,7 +25,7 @@ DOCS = Path("docs")
 def main() -> int:
     """Run what is missing, and show what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three small data sets, in less than 10 minutes")
+    parser.add_argument("--quick", action="store_true", help="three small data sets with one penalty, in minutes")
     parser.add_argument("--data", nargs="+", help="names of data sets; all by default")
     parser.add_argument("--methods", nargs="+", help="names of methods; all by default")
     parser.add_argument("--penalties", nargs="+", type=float, help="of the objective; all by default")

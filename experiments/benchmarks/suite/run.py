@@ -76,7 +76,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    data=("digits", "labels_300", "condition_1e4"), penalties=(TUNING_PENALTY,), most_seconds=2.0, turns=1, settings=3
+    data=("digits", "labels_10", "condition_1e4"), penalties=(TUNING_PENALTY,), most_seconds=2.0, turns=1, settings=3
 )
 
 
