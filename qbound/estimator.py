@@ -1,6 +1,7 @@
 """Logistic regression with scikit-learn's interface: safe, fast, and with nothing to tune."""
 
 import contextlib
+import functools
 import math
 import sys
 import warnings
@@ -25,7 +26,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit
 from qbound.mm.results import Result
@@ -48,9 +49,10 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
     .. math:: \min_W \; \frac{\sum_j w_j\, [\log Z_j(W) - h_{j y_j}(W)]}{\sum_j w_j} + \tfrac{\lambda}{2} |W|^2,
         \qquad \lambda = \frac{1}{C \sum_j w_j}
 
-    scikit-learn's objective; the intercept is not penalised. Large data are fitted in two phases: fast first progress
-    on batches, with the Kronecker-factored curvature of the bound, or on samples, and then Newton steps on all
-    examples, each with a certificate that the objective falls. Float64 is fitted in float64, all else in float32.
+    scikit-learn's objective; the intercept is not penalised. Large data are fitted in phases: fast first progress on
+    batches, with the Kronecker-factored curvature of the bound, or on samples; quasi-Newton steps with that curvature,
+    of one pass over all examples each; and where those are not enough, Newton steps, each with a certificate that the
+    objective falls. Float64 is fitted in float64, all else in float32.
 
     Args:
       C: inverse strength of the penalty of the summed loss, above 0; `inf` for none.
@@ -59,7 +61,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
       class_weight: weights of the classes as a dict, "balanced" for those inverse to their frequencies, or None.
       solver: "auto"; or "mm" for certified steps only, with no random numbers.
       tol: the fit has converged when the largest absolute entry of the gradient of the objective is below it.
-      max_iter: the most certified steps to take.
+      max_iter: the most steps on all examples to take.
       warm_start: whether to start from the coefficients of the last fit.
       random_state: draws the batches, or the sample.
       verbose: whether to show the progress on stderr.
@@ -68,13 +70,13 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
       classes_: the labels, in order.
       coef_: (1, d) for two classes, (n, d) for more.
       intercept_: (1,) or (n,).
-      n_iter_: epochs, or steps on a sample, of the first phase and steps of the second, in an array (1,).
+      n_iter_: epochs, or steps on a sample, of the first phase and steps of the others, in an array (1,).
       n_features_in_: the number of columns.
       feature_names_in_: their names, where they have some.
       converged_: whether the gradient is below `tol`.
       history_: a dict of arrays, "phase", "objective", "gradient" (its largest absolute entry), "seconds",
-        "certified_decrease" of the objective and "cg_steps", with an entry for the start and for the end of the first
-        phase and of every step of the second.
+        "certified_decrease" of the objective and "cg_steps", with an entry for the start, the end of the first phase,
+        every ten quasi-Newton steps and every Newton step.
 
     Example:
       >>> from sklearn.datasets import load_iris
@@ -293,14 +295,17 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         if not is_sparse and X.size <= _PADDED_SIZE:
             X, labels, weights = _with_rows(_padded(len(labels)), X, labels, weights)
         with _ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
-            design = Sparse.from_csr(X, X.dtype) if is_sparse else Dense(jnp.asarray(X))
+            # All at once: each transfer has its own overhead, as long as a step on small data.
+            x, *rest = jax.device_put((None if is_sparse else X, labels, weights, penalty, start))
+            labels, weights, penalty, start = rest
+            design = Sparse.from_csr(X, X.dtype) if is_sparse else Dense(x)
             result = fit(
-                Data(design, jnp.asarray(labels), jnp.asarray(weights)),
-                jnp.asarray(penalty),
-                jnp.asarray(start),
+                Data(design, labels, weights),
+                penalty,
+                start,
                 tolerance=float(self.tol),
                 max_steps=int(self.max_iter),
-                stochastic=self.solver == "auto",
+                certified=self.solver == "mm",
                 rng=check_random_state(self.random_state),
                 callback=bar.show,
             )
@@ -339,7 +344,13 @@ def _one_thread(columns: int):
 
     To set it takes longer than a small factorisation.
     """
-    return threadpool_limits(1, "blas") if columns >= _FACTORISED else contextlib.nullcontext()
+    return _threads().limit(limits=1, user_api="blas") if columns >= _FACTORISED else contextlib.nullcontext()
+
+
+@functools.cache
+def _threads() -> ThreadpoolController:
+    """To look for the libraries takes milliseconds: once."""
+    return ThreadpoolController()
 
 
 def _padded(rows: int) -> int:
@@ -381,7 +392,7 @@ class _ProgressBar:
         gone = gone if math.isfinite(gone) else 0.0
         full = round(_BAR * min(max(gone / way, 0.0), 1.0)) if way > 0 else _BAR
         line = (
-            f"\r[{'#' * full}{'.' * (_BAR - full)}] {progress.phase:10} {progress.seconds:6.1f} s  objective "
+            f"\r[{'#' * full}{'.' * (_BAR - full)}] {progress.phase:12} {progress.seconds:6.1f} s  objective "
             f"{progress.objective:.6f}  gradient {progress.gradient:.1e}, tol {self.tolerance:.0e}"
         )
         print(line, end="", file=sys.stderr, flush=True)

@@ -270,3 +270,12 @@ def linear_optimum(inputs, labels, weights, l2, n):
             break
         params = params - eta * direction
     return params
+
+
+def bfgs_inverse(inverse, steps, changes):
+    """The inverse of the curvature after updates of BFGS, the oldest first (Nocedal and Wright 2006, equation 6.17)."""
+    for s, y in zip(steps, changes, strict=True):
+        rho = 1 / (s @ y)
+        left = np.eye(len(s)) - rho * np.outer(s, y)
+        inverse = left @ inverse @ left.T + rho * np.outer(s, s)
+    return inverse

@@ -55,19 +55,21 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int) -> InputFactor
     """From some of the rows."""
     some_data = sample(data, rows, jnp.float32)
     x, w = extended(some_data.design, inputs), some_data.weights
-    # Before products are taken, in which large columns would overflow.
+    # Before products are taken, in which large columns would overflow. Written once: compilers would gather the rows
+    # again for every use.
     largest = jnp.max(jnp.abs(x), axis=0)
-    unit = x / jnp.where(largest > 0, largest, 1)[None, :]
-    moments = jnp.sum(w[:, None] * unit**2, axis=0)
-    sizes = jnp.sqrt(moments) * largest
+    root = jnp.sqrt(w)[:, None] * x / jnp.where(largest > 0, largest, 1)[None, :]
+    root = jax.lax.optimization_barrier(root)
+    moments = times(root.T, root)
+    sizes = jnp.sqrt(jnp.diag(moments)) * largest
     # The geometric mean of those that are not 0; 1 if all are.
     some = sizes > 0
     logarithms = jnp.where(some, jnp.log(jnp.where(some, sizes, 1)), 0)
     typical = jnp.exp(jnp.sum(logarithms) / jnp.maximum(jnp.sum(some.astype(sizes.dtype)), 1))
     scales = 1 / jnp.sqrt(1 + (sizes / typical) ** 2 / _LARGE)
     # In units of the typical column, so that no square leaves the range of float32.
-    x = x * (scales / typical)[None, :]
-    values, vectors = jnp.linalg.eigh(times((w[:, None] * x).T, x), symmetrize_input=False)
+    unit = scales * (largest / typical)
+    values, vectors = jnp.linalg.eigh(unit[:, None] * moments * unit[None, :], symmetrize_input=False)
     return InputFactor(scales, jnp.maximum(values, 0) * typical**2, vectors)
 
 
@@ -102,7 +104,7 @@ def core_size(examples: int, rows: int, labels: int, inputs: int) -> int:
 def no_core(examples: int, rows: int, labels: int, inputs: int) -> Core | None:
     """One that is not known yet; None if there will be none."""
     size = (labels - 1) * core_size(examples, rows, labels, inputs)
-    return Core(jnp.asarray(np.zeros((size, size), np.float32)), jnp.asarray(np.array(False))) if size else None
+    return Core(*jax.device_put((np.zeros((size, size), np.float32), np.array(False)))) if size else None
 
 
 def make_core(

@@ -1,4 +1,4 @@
-"""Fit a linear softmax model: a stochastic phase for fast first progress, then certified steps to a tolerance."""
+"""Fit a linear softmax model: fast first progress on batches, steps of one pass, and certified steps to a tolerance."""
 
 import math
 import time
@@ -13,29 +13,33 @@ from jaxtyping import Array, Float
 from qbound.linear.design import Dense
 from qbound.linear.factors import Core, InputFactor, input_factor, make_core, no_core
 from qbound.linear.newton import Solver, advance, descend
-from qbound.linear.objective import LABEL_LIMIT, Data
+from qbound.linear.objective import LABEL_LIMIT, Data, Point
+from qbound.linear.quasi_newton import Memory, look, no_memory, walk
 from qbound.linear.stochastic import epoch, first_iterate
 from qbound.mm.results import Result
 
 __all__ = ["Fit", "Phase", "Progress", "fit"]
 
-Phase = Literal["start", "stochastic", "mm"]
+Phase = Literal["start", "stochastic", "quasi_newton", "mm"]
 
 # A matrix of all free parameters is factorised up to so many of them, and so many labels.
 _DENSE_LIMIT, _DENSE_LABELS = 64, 64
 # The second moments of inputs are factorised up to so many of them, if that costs little beside passes over the data,
 # and are taken from so many rows, or so many times their number.
 _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_000, 10
-# There is a stochastic phase if it has so many batches, of so many examples.
-_MIN_BATCHES, _BATCH = 20, 1000
-_EPOCHS, _FIRST_RATE = 5, 2.0
+# There is a stochastic phase if it has so many batches, of so many examples, and a product of all inputs and parameters
+# so many multiplications: a small pass takes less time than its batches one by one.
+_MIN_BATCHES, _BATCH, _LARGE_PASS = 20, 1000, 10**8
+_EPOCHS, _FIRST_RATE = 2, 2.0
 # With few coefficients it is Newton's method on a sample instead, of so large a part of the rows but not more than so
 # many, at least so many and so many for each coefficient, if that is a quarter of the rows at most; until the gradient
 # is below so large a part of 1/sqrt(rows), or for so many steps.
 _SAMPLE_PART, _SAMPLE_MOST, _SAMPLE_LEAST, _SAMPLE_EACH = 8, 65_536, 4096, 256
 _SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
-# The core of the preconditioner is made after the stochastic phase, and after a step that took more iterations of CG
-# than so many.
+# Steps of one pass are so many at most, looked at after every so many. The core of their preconditioner is made after
+# the stochastic phase, or after so many steps: at the start there is little that it could mend.
+_WALK, _LOOK, _BEFORE_CORE = 40, 10, 10
+# It is made anew after a certified step that took more iterations of CG than so many.
 _STALE = 15
 # A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value, nor
 # the objective by so many units of its rounding, as certified and as measured.
@@ -78,51 +82,100 @@ def fit(
     *,
     tolerance: float,
     max_steps: int,
-    stochastic: bool = True,
+    certified: bool = False,
     rng: np.random.RandomState | None = None,
     callback: Callable[[Progress], None] | None = None,
 ) -> Fit:
     """Minimise the regularised mean loss until the largest absolute entry of its gradient is within a tolerance.
 
     Args:
-      data: the examples.
+      data: the examples; weights sum to 1.
       l2: lambda, for each input.
-      params: where to start.
+      params: where to start, (n, d), or (n, d + 1) with an intercept, in the dtype of the inputs.
       tolerance: of the gradient.
-      max_steps: the most certified steps to take.
-      stochastic: whether there may be a stochastic phase; there is one where data are large enough to gain from it.
+      max_steps: the most steps to take, epochs and steps on samples apart.
+      certified: whether every step is to have a certificate. Else there is a stochastic phase where data are large
+        enough to gain from it, and certified steps are taken where those of one pass do not lead to the tolerance.
       rng: draws the batches, or the sample.
       callback: called with every entry of the history.
     """
+    _check(data, l2, params, tolerance, max_steps)
     rng = np.random.RandomState(0) if rng is None else rng
     # As the programs see it.
     tolerance = float(np.dtype(params.dtype).type(tolerance))
     journal = _Journal(callback)
-    method = _empty_method(data, l2, params)
-    phase = _first_phase(method, params) if stochastic else None
-    steps_follow = phase is None and method.factor is None and max_steps > 0
-    first = method.reach(params, tolerance if steps_follow else math.inf)
+    method = _Method(data, l2, _solver(data, params))
+    is_kronecker = method.solver == "kronecker"
+    phase = None if certified else _first_phase(method, params)
+    # Else there are factors to be made first, or a phase to come, and no step is proposed.
+    steps_follow = phase is None and not is_kronecker and max_steps > 0
+    first = method.look(params) if is_kronecker else method.reach(params, tolerance if steps_follow else math.inf)
     journal.enter("start", first)
     if not first.is_finite:
         return Fit(params, journal.history, 0, Result.NOT_FINITE)
     if first.size <= tolerance or max_steps == 0:
         result = Result.CONVERGED if first.size <= tolerance else Result.STEP_LIMIT
         return Fit(first.params, journal.history, 0, result)
-    method = method.prepared(first.size)
-    at, before = first, 0
+    method = method.prepared(len(params), first.size)
+    at, epochs, steps = first, 0, 0
     if phase is not None:
-        start, before = phase(method, first.params, tolerance, rng)
-        method = method.with_core(start)
-        at = method.reach(start, tolerance)
+        start, epochs = phase(method, first.params, tolerance, rng)
+        at = method.look(start) if is_kronecker else method.reach(start, tolerance)
         if not (at.is_finite and at.objective < first.objective):
             # A phase that has not decreased the objective is forgotten.
-            method = method.with_core(first.params)
-            at = method.reach(first.params, tolerance)
+            at = first if is_kronecker else method.reach(first.params, tolerance)
         journal.enter("stochastic", at)
-    elif not steps_follow:
-        at = method.reach(first.params, tolerance)
-    at, steps, result = _certified_steps(method, at, tolerance, max_steps, journal)
-    return Fit(at.params, journal.history, before + steps, result)
+    if is_kronecker and not certified:
+        method, at, steps = _steps_of_one_pass(method, at, tolerance, max_steps, journal, core_first=phase is not None)
+    if is_kronecker and at.size > tolerance and steps < max_steps:
+        method = method if certified else method.with_core(at.params)
+        at = method.reach(at.params, tolerance)
+    at, more, result = _certified_steps(method, at, tolerance, max_steps - steps, journal)
+    return Fit(at.params, journal.history, epochs + steps + more, result)
+
+
+def _check(data, l2, params, tolerance, max_steps):
+    """What shapes and types can tell, without waiting for the device."""
+    if not isinstance(data, Data):
+        raise TypeError(f"data: expected qbound.linear.Data; got {type(data).__name__}")
+    b, d = data.design.shape()
+    for name, value in (("labels", data.labels), ("weights", data.weights)):
+        if value.shape != (b,):
+            raise ValueError(f"data: expected {name} of shape ({b},), one for each example; got {value.shape}")
+    if not jnp.issubdtype(data.labels.dtype, jnp.integer):
+        raise TypeError(f"data: expected labels that are integers; got {data.labels.dtype}")
+    if params.ndim != 2 or len(params) < 2 or params.shape[1] not in (d, d + 1):
+        raise ValueError(
+            f"params: expected shape (n, {d}), or (n, {d + 1}) with an intercept, for n >= 2 labels; got {params.shape}"
+        )
+    if data.weights.dtype != params.dtype or l2.dtype != params.dtype:
+        types = f"weights of {data.weights.dtype} and l2 of {l2.dtype}"
+        raise TypeError(f"params: expected the dtype of weights and l2; got {params.dtype}, with {types}")
+    if l2.shape != params.shape[1:]:
+        raise ValueError(f"l2: expected one number for each input, shape {params.shape[1:]}; got {l2.shape}")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance: expected a number >= 0; got {tolerance!r}")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 0:
+        raise ValueError(f"max_steps: expected an integer >= 0; got {max_steps!r}")
+
+
+def _steps_of_one_pass(
+    method: "_Method", at: "_Reached", tolerance: float, max_steps: int, journal: "_Journal", *, core_first: bool
+) -> tuple["_Method", "_Reached", int]:
+    """Until the tolerance is reached, steps gain nothing, or there were many: the method, where, and how many."""
+    limit, steps, memory = min(max_steps, _WALK), 0, no_memory(at.params)
+    is_without = method.core is not None
+    while at.size > tolerance and steps < limit:
+        if is_without and (core_first or steps >= _BEFORE_CORE):
+            method, is_without = method.with_core(at.params), False
+        count = min(_BEFORE_CORE if is_without else _LOOK, limit - steps)
+        at, memory, taken, goes_on = method.walk(at, memory, tolerance, count)
+        steps += taken
+        if taken:
+            journal.enter("quasi_newton", at)
+        if not goes_on:
+            break
+    return method, at, steps
 
 
 def _certified_steps(
@@ -167,15 +220,19 @@ class _Journal:
 
 
 class _Reached(NamedTuple):
-    """Parameters, the objective and the largest entry of its gradient there, and the step to take next."""
+    """A point, the objective and the largest entry of its gradient there, and the next step if one is known."""
 
-    params: Array
+    point: Point
     objective: float
     size: float
-    next_params: Array
-    certified: float
-    actual: float
-    cg_steps: int
+    next_params: Array | None = None
+    certified: float = 0.0
+    actual: float = 0.0
+    cg_steps: int = 0
+
+    @property
+    def params(self) -> Array:
+        return self.point.params
 
     @property
     def is_finite(self) -> bool:
@@ -192,19 +249,20 @@ class _Method(NamedTuple):
     factor: InputFactor | None = None
     core: Core | None = None
 
-    def prepared(self, first_size: float) -> "_Method":
-        """With the factor of inputs."""
-        factor = self.factor
-        if factor is not None:
-            rows = jnp.asarray(_rows(self.data, self.l2.size))
-            factor = _input_factor(self.data, rows, self.l2.size)
-        return self._replace(first_size=first_size, factor=factor)
+    def prepared(self, labels: int, first_size: float) -> "_Method":
+        """With the factor of inputs, and a core that is not known yet, if the solver has them."""
+        method = self._replace(first_size=first_size)
+        if self.solver != "kronecker":
+            return method
+        rows, e = _rows(self.data, self.l2.size), self.l2.size
+        core = no_core(self.data.labels.size, rows.size, labels, e)
+        return method._replace(factor=_input_factor(self.data, rows, e), core=core)
 
     def with_core(self, params) -> "_Method":
         """With a preconditioner for these parameters."""
         if self.core is None:
             return self
-        rows = jnp.asarray(_rows(self.data, self.l2.size))
+        rows = _rows(self.data, self.l2.size)
         return self._replace(core=_make_core(self.data, rows, self.factor, self.l2, params))
 
     def reach(self, params, tolerance: float) -> _Reached:
@@ -214,22 +272,26 @@ class _Method(NamedTuple):
         point, step = advance(self.data, self.l2, params, self.factor, self.core, *numbers, solver=self.solver)
         known = point.objective, point.size, step.certified, step.actual, step.cg_steps
         objective, size, certified, actual, cg_steps = (number.item() for number in jax.device_get(known))
-        return _Reached(point.params, objective, size, step.params, certified, actual, cg_steps)
+        return _Reached(point, objective, size, step.params, certified, actual, cg_steps)
+
+    def look(self, params) -> _Reached:
+        """Be there."""
+        return _reached(look(self.data, self.l2, params))
+
+    def walk(self, at: _Reached, memory, tolerance: float, max_steps: int) -> tuple[_Reached, Memory, int, bool]:
+        """Steps of one pass: where they lead, their memory, how many there were, and whether there are more."""
+        numbers = np.dtype(at.params.dtype).type(tolerance), np.int32(max_steps)
+        led = walk(self.data, self.l2, at.point, memory, self.factor, self.core, *numbers)
+        return _reached(led.point), led.memory, int(led.steps), bool(led.goes_on)
+
+
+def _reached(point: Point) -> _Reached:
+    objective, size = (number.item() for number in jax.device_get((point.objective, point.size)))
+    return _Reached(point, objective, size)
 
 
 _input_factor = jax.jit(input_factor, static_argnums=2)
 _make_core = jax.jit(make_core)
-
-
-def _empty_method(data: Data, l2, params) -> _Method:
-    """To evaluate the objective, with zeros in place of what steps need, so that one program serves for both."""
-    method = _Method(data, l2, _solver(data, params))
-    if method.solver != "kronecker":
-        return method
-    n, e = params.shape
-    vector, matrix = (jnp.asarray(np.zeros(shape, np.float32)) for shape in ((e,), (e, e)))
-    core = no_core(data.labels.size, _rows(data, e).size, n, e)
-    return method._replace(factor=InputFactor(vector, vector, matrix), core=core)
 
 
 def _solver(data: Data, params) -> Solver:
@@ -257,7 +319,8 @@ def _first_phase(method: _Method, params) -> Callable | None:
     if method.solver == "dense" and 4 * _sample_size(rows, params) <= rows:
         return _on_a_sample
     # With many labels a batch has none of most of them, and steps that are safe for it are short.
-    if method.solver == "kronecker" and rows >= _MIN_BATCHES * _BATCH and len(params) <= LABEL_LIMIT:
+    is_large = rows >= _MIN_BATCHES * _BATCH and rows * params.size >= _LARGE_PASS
+    if method.solver == "kronecker" and is_large and len(params) <= LABEL_LIMIT:
         return _on_batches
     return None
 

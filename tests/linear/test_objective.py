@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 from qbound.linear import Sparse, design
-from qbound.linear.objective import contrasts, diagonal, evaluate, extended, fold, hessian, product
+from qbound.linear.objective import Data, contrasts, diagonal, evaluate, extended, fold, hessian, product
 from tests import reference
 from tests.linear.problems import B, N, problem
 
@@ -51,6 +51,26 @@ def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks):
     if point.probabilities is not None:
         np.testing.assert_allclose(point.probabilities.sum(0), 1, rtol=1e-12)
     assert (point.probabilities is None) == (objective._HELD == 0)
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "weights of 0"])
+@pytest.mark.parametrize("n", [4, 7], ids=["matrix", "diagonal"])
+def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weighted):
+    """Every third, with their weights made to sum to that of all."""
+    monkeypatch.setattr(objective, "_CURVATURE_ROWS", 50)
+    monkeypatch.setattr(objective, "LABEL_LIMIT", 5)
+    p = problem(n=n)
+    data, l2, params = p.arrays()
+    weights = p.weights if weighted else np.where(np.arange(len(p.weights)) % 3 == 0, 0, p.weights)
+    data = Data(data.design, data.labels, jnp.asarray(weights))
+    point = evaluate(data, l2, params)
+    some = weights[::3] if weighted else np.ones(50)
+    some = some * weights.sum() / some.sum()
+    expected = sum(w * reference.hessian(h) for w, h in zip(some, p.logits()[0][::3], strict=True))
+    np.testing.assert_allclose(point.label_curvature, expected if n == 4 else np.diag(expected), rtol=1e-10, atol=1e-13)
+    without = evaluate(data, l2, params, with_curvature=False)
+    assert not np.any(without.label_curvature)
+    np.testing.assert_array_equal(without.gradient, point.gradient)
 
 
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
