@@ -31,7 +31,7 @@ class FakePool:
             raise KeyboardInterrupt
         least = request["goal"] / (1 + run.GOAL)
         speed = 1 + len(request["function"]) + request["setting"].get("rate", 0)
-        if request["setting"].get("steps") == 120:  # short schedules end early
+        if request["setting"].get("steps") == 60:  # short schedules end early
             return Outcome("finished", 0.5, [(0.001 * speed, 1.0, least * 1.05)])
         trace = [(0.01 * speed, 1.0, least * 1.05), (0.02 * speed, 2.0, least * (1 + 5e-7))]
         return Outcome("reached", 0.5, trace)
@@ -91,7 +91,7 @@ def test_all_settings_are_tried_with_one_penalty_and_the_useful_ones_with_others
     assert adam == list(CONTESTANTS["adam"].settings)
     others = [r["setting"] for r in heats if r["setting"].get("name") == "adam" and r["l2"] == 1e-2]
     # The shortest schedule was the fastest to the first target, and another one to the last.
-    assert [s["steps"] for s in others] == [120, 800]
+    assert [s["steps"] for s in others] == [60, 250]
 
 
 def test_final_has_the_fastest_of_both_sides_in_turns(fake, tmp_path):
@@ -136,7 +136,21 @@ def test_method_that_was_killed_is_not_run_again_on_these_data(fake, tmp_path, m
     # Once for each data set, and other settings are run.
     assert sum(r["setting"].get("memory") == 5 for r in fake.requests) == 2
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["problems"][0]["methods"]["lbfgs"]["ended"] == {"killed": 1, "reached": 2}
+    assert summary["problems"][0]["methods"]["lbfgs"]["ended"] == {"killed": 1, "reached": 3}
+
+
+def test_method_of_ours_that_was_killed_is_not_run_with_another_setting(fake, tmp_path, monkeypatch):
+    answer = fake.run
+
+    def killing(environment, request):
+        outcome = answer(environment, request)
+        return Outcome("killed", message="no answer") if request["setting"].get("name") == "kspfb" else outcome
+
+    monkeypatch.setattr(fake, "run", killing)
+    run.perform(run.Plan(**PLAN), tmp_path)
+    assert sum(r["setting"].get("name") == "kspfb" for r in fake.requests) == 2
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["problems"][0]["methods"]["kspfb"]["ended"] == {"killed": len(CONTESTANTS["kspfb"].settings)}
 
 
 def test_run_with_another_setting_than_now_is_made_again(fake, tmp_path, monkeypatch):
@@ -168,7 +182,7 @@ def test_data_sets_are_taken_in_the_order_in_which_they_lend_settings():
 def test_quick_plan_tries_settings_from_all_over_the_grid(fake, tmp_path):
     run.perform(dataclasses.replace(run.QUICK, data=("one",), methods=METHODS), tmp_path)
     adam = [r["setting"] for r in fake.requests if r["setting"].get("name") == "adam" and r["seed"] == 0]
-    assert [(s["rate"], s["steps"]) for s in adam] == [(0.01, 120), (0.03, 800), (0.1, 5000)]
+    assert [(s["rate"], s["steps"]) for s in adam] == [(0.01, 60), (0.03, 1000), (0.1, 5000)]
 
 
 def test_peers_have_at_least_as_many_settings_as_ours():
@@ -187,7 +201,7 @@ def test_unknown_names_are_one_clear_line(argument):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--methods", "sdg"], "error: methods: expected some of estimator, kspfb"),
+        (["--methods", "sdg"], "error: methods: expected some of linear_fit, estimator"),
         (["--data", "mnist"], "error: data: expected some of digits, adult_one_hot"),
         (["--data", "kmnist", "--data-dir", "nowhere"], "nowhere"),
     ],

@@ -43,7 +43,7 @@ ENVIRONMENTS = {
 }
 
 # Of a learning rate that falls to 0: short schedules for low accuracy, long ones for high.
-STEPS = (120, 800, 5000)
+STEPS = (60, 250, 1000, 5000)
 
 
 def _schedules(
@@ -63,10 +63,11 @@ def _scikit_learn(name: str) -> Contestant:
     return Contestant(f"scikit-learn {name}", False, "scikit_learn", "scikit_learn:solver", ({"solver": name},))
 
 
-# Those of ours that have a learning rate have the one their documentation gives, and three lengths of its schedule.
+# Those of ours that have a learning rate have the one their documentation gives, and four lengths of its schedule.
 # Peers that have one may choose from three, with each of the lengths.
 CONTESTANTS = {
     # The fastest first: a run may take so many times as long as the best before it.
+    "linear_fit": Contestant("qbound.linear.fit", True, "jax", "estimator:linear_fit"),
     "estimator": Contestant("qbound LogisticRegression", True, "jax", "estimator:estimator"),
     "kspfb": _optax("KSPFB", "kspfb", 2.0, ours=True, damping=2.0),
     "mm": Contestant("qbound.mm", True, "jax", "full_batch:mm"),
@@ -77,7 +78,9 @@ CONTESTANTS = {
     "sgd": _optax("optax SGD", "sgd", 2.0, 8.0, 32.0, relative=True),
     "momentum": _optax("optax SGD, momentum", "momentum", 0.6, 3.0, 15.0, relative=True),
     "adam": _optax("optax Adam", "adam", 0.01, 0.03, 0.1),
-    "lbfgs": Contestant("optax L-BFGS", False, "jax", "full_batch:lbfgs", tuple({"memory": m} for m in (5, 10, 30))),
+    "lbfgs": Contestant(
+        "optax L-BFGS", False, "jax", "full_batch:lbfgs", tuple({"memory": m} for m in (5, 10, 20, 40))
+    ),
     "bohning": Contestant("Böhning, Nesterov (QMME)", False, "jax", "full_batch:bohning"),
     **{
         f"scikit_learn_{name.replace('-', '_')}": _scikit_learn(name)
@@ -89,7 +92,7 @@ CONTESTANTS = {
         False,
         "cyanure",
         "cyanure:cyanure",
-        tuple({"solver": name} for name in ("qning-miso", "catalyst-miso", "acc-svrg")),
+        tuple({"solver": name} for name in ("qning-miso", "catalyst-miso", "acc-svrg", "qning-svrg")),
     ),
     "somax_newton_cg": Contestant(
         "somax Newton-CG",

@@ -23,7 +23,7 @@ def find(inputs: np.ndarray, labels: np.ndarray, l2: float) -> dict[str, float]:
     The method is ours, in float64; that it has found the optimum is for the gradient to say, which NumPy computes.
     """
     inputs = inputs.astype(np.float64)
-    model = LogisticRegression(fit_intercept=False, warm_start=True, solver="mm", max_iter=200)
+    model = LogisticRegression(fit_intercept=False, warm_start=True, max_iter=1000)
     found = {}
     for tolerance in TOLERANCES:
         model.set_params(l2=l2 / 2 if labels.max() == 1 else l2, tol=tolerance)

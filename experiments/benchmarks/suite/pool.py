@@ -18,7 +18,7 @@ __all__ = ["NOT_INSTALLED", "Pool"]
 
 ROOT = Path(__file__).parents[3]
 # Beyond the time a run may take: to compile, to warm up, and to look at checkpoints.
-GRACE = 120.0
+GRACE = 60.0
 NOT_INSTALLED = "not installed"
 
 

@@ -268,6 +268,7 @@ def fill(page: Path, found: dict[str, str]) -> None:
 
 
 LOOKS = {
+    "linear_fit": ("#D55E00", "--", 2.4),
     "estimator": ("#D55E00", "-", 2.4),
     "kspfb": ("#CC79A7", "-", 2.4),
     "mm": ("#E69F00", "-", 2.0),

@@ -61,7 +61,7 @@ class Plan:
     most_seconds: float = 8.0
     turns: int = 3
     peers: int = 2
-    settings: int = 9
+    settings: int = 12
 
     def __post_init__(self):
         for name, known in (("data", DATA_SETS), ("methods", CONTESTANTS)):
@@ -165,7 +165,7 @@ class _Problem:
             "seed": seed,
             "spacing": spacing,
         }
-        # What has not come back once, with these data, would not the next time.
+        # What has not come back once, with these data, would not the next time; ours not with another setting, either.
         outcome = self._killed(entry) or self.pool.run(contestant.environment, request)
         outcome = outcome._replace(limit=seconds)
         # What can be installed another time is then run.
@@ -183,7 +183,9 @@ class _Problem:
         )
 
     def _killed(self, entry: Entry) -> Outcome | None:
-        outcomes = (o for folder in self.folder.parent.iterdir() for e, o in _heats(folder) if e == entry)
+        runs = (run for folder in self.folder.parent.iterdir() for run in _heats(folder))
+        is_ours = CONTESTANTS[entry.method].ours
+        outcomes = (o for of, o in runs if of == entry or (is_ours and of.method == entry.method))
         return next((outcome for outcome in outcomes if outcome.ended == "killed"), None)
 
 

@@ -1,47 +1,83 @@
-"""The scikit-learn estimator of qbound: a whole fit for every checkpoint, with tolerances on a ladder."""
+"""The scikit-learn estimator of qbound, and what it calls: a whole fit for every tolerance of a ladder."""
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
+from qbound import linear
 from qbound.estimator import LogisticRegression
+from qbound.mm.results import Result
 
-__all__ = ["estimator"]
+__all__ = ["estimator", "linear_fit"]
 
-TOLERANCES = (1e-1, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 5e-5, 2e-5, 1e-5, 5e-6, 2e-6, 1e-6, 3e-7, 1e-7)
+# Four to a factor of ten: other methods are looked at after every step.
+TOLERANCES = tuple(10 ** (-i / 4) for i in range(4, 29))
 
 
 def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
     """Times are those of whole calls of `fit`, checks of the input included."""
     del setting
-    first, _ = _timed(problem, TOLERANCES[-1], seed)
-    second, _ = _timed(problem, TOLERANCES[0], seed)
-    yield Ready(max(first - second, 0.0))
+    l2 = penalty_of_coefficients(problem)
+
+    def fit(tolerance: float) -> _Fitted:
+        model = LogisticRegression(l2=l2, tol=tolerance, fit_intercept=False, random_state=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            began = time.perf_counter()
+            model.fit(problem.inputs, problem.labels)
+            seconds = time.perf_counter() - began
+        phases, cg_steps = model.history_["phase"], model.history_["cg_steps"]
+        return _Fitted(seconds, _passes(phases, cg_steps, model.n_iter_[0]), to_params(model.coef_), model.converged_)
+
+    return _ladder(fit)
+
+
+def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
+    """The same method without scikit-learn around it: `qbound.linear.fit`, for arrays that are on the device."""
+    del setting
+    b, d = problem.inputs.shape
+    weights, l2 = np.full(b, 1 / b, np.float32), np.full(d, problem.l2, np.float32)
+    start = np.zeros((problem.classes, d), np.float32)
+    x, labels, weights, l2, start = jax.device_put((problem.inputs, problem.labels, weights, l2, start))
+    data = linear.Data(linear.Dense(x), labels, weights)
+
+    def fit(tolerance: float) -> _Fitted:
+        rng = np.random.RandomState(seed)
+        began = time.perf_counter()
+        found = linear.fit(data, l2, start, tolerance=tolerance, max_steps=100, rng=rng)
+        params = jax.block_until_ready(found.params)
+        seconds = time.perf_counter() - began
+        phases, cg_steps = (np.array([getattr(at, name) for at in found.history]) for name in ("phase", "cg_steps"))
+        is_converged = found.result == Result.CONVERGED
+        return _Fitted(seconds, _passes(phases, cg_steps, found.steps), np.asarray(params).T, is_converged)
+
+    return _ladder(fit)
+
+
+class _Fitted(NamedTuple):
+    seconds: float
+    passes: float
+    params: np.ndarray
+    is_converged: bool
+
+
+def _ladder(fit: Callable[[float], _Fitted]) -> Iterator[Ready | Checkpoint]:
+    first, second = fit(TOLERANCES[-1]), fit(TOLERANCES[0])
+    yield Ready(max(first.seconds - second.seconds, 0.0))
     for tolerance in TOLERANCES:
-        seconds, model = _timed(problem, tolerance, seed)
-        yield Checkpoint(seconds, _passes(model), to_params(model.coef_), whole=True)
-        if not model.converged_:  # at the end of float32
+        found = fit(tolerance)
+        yield Checkpoint(found.seconds, found.passes, found.params, whole=True)
+        if not found.is_converged:  # at the end of float32
             return
 
 
-def _timed(problem: Problem, tolerance: float, seed: int) -> tuple[float, LogisticRegression]:
-    l2 = penalty_of_coefficients(problem)
-    model = LogisticRegression(l2=l2, tol=tolerance, fit_intercept=False, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        began = time.perf_counter()
-        model.fit(problem.inputs, problem.labels)
-        return time.perf_counter() - began, model
-
-
-def _passes(model: LogisticRegression) -> float:
-    """One for each gradient and iteration of CG, half of one for each line; and the epochs of the first phase."""
-    history = model.history_
-    steps = np.sum(history["phase"] == "mm")
-    epochs = model.n_iter_[0] - steps if "stochastic" in history["phase"] else 0
-    return float(len(history["phase"]) + np.sum(history["cg_steps"]) + steps / 2 + epochs)
+def _passes(phases: np.ndarray, cg_steps: np.ndarray, steps: int) -> float:
+    """One for each epoch, quasi-Newton step, gradient and iteration of CG, half of one for a line of a Newton step."""
+    looks = np.sum((phases == "start") | (phases == "stochastic"))
+    return float(looks + steps + np.sum(cg_steps) + np.sum(phases == "mm") / 2)
