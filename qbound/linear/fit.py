@@ -37,8 +37,9 @@ _EPOCHS, _FIRST_RATE = 2, 2.0
 _SAMPLE_PART, _SAMPLE_MOST, _SAMPLE_LEAST, _SAMPLE_EACH = 8, 65_536, 4096, 256
 _SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
 # Steps of one pass are so many at most, looked at after every so many. The core of their preconditioner is made after
-# the stochastic phase, or after so many steps: at the start there is little that it could mend.
-_WALK, _LOOK, _BEFORE_CORE = 40, 10, 10
+# the stochastic phase, or after so many steps: at the start there is little that it could mend. It is made anew when
+# there were twice as many, and so many more.
+_WALK, _LOOK, _BEFORE_CORE, _CORE_AGE = 80, 10, 10, 20
 # It is made anew after a certified step that took more iterations of CG than so many.
 _STALE = 15
 # A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value, nor
@@ -164,12 +165,11 @@ def _steps_of_one_pass(
 ) -> tuple["_Method", "_Reached", int]:
     """Until the tolerance is reached, steps gain nothing, or there were many: the method, where, and how many."""
     limit, steps, memory = min(max_steps, _WALK), 0, no_memory(at.params)
-    is_without = method.core is not None
+    core_at = 0 if core_first else _BEFORE_CORE
     while at.size > tolerance and steps < limit:
-        if is_without and (core_first or steps >= _BEFORE_CORE):
-            method, is_without = method.with_core(at.params), False
-        count = min(_BEFORE_CORE if is_without else _LOOK, limit - steps)
-        at, memory, taken, goes_on = method.walk(at, memory, tolerance, count)
+        if steps >= core_at:
+            method, core_at = method.with_core(at.params), max(2 * steps, steps + _CORE_AGE)
+        at, memory, taken, goes_on = method.walk(at, memory, tolerance, min(_LOOK, limit - steps))
         steps += taken
         if taken:
             journal.enter("quasi_newton", at)

@@ -224,7 +224,7 @@ def test_certified_steps_go_on_where_those_of_one_pass_end(monkeypatch, optimum,
     np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
 
 
-def test_core_is_made_once_steps_of_one_pass_were_many(monkeypatch):
+def test_core_is_made_when_steps_of_one_pass_were_many(monkeypatch):
     made = []
     make_core = module._make_core
     monkeypatch.setattr(module, "_make_core", lambda *args: made.append(args) or make_core(*args))
@@ -232,6 +232,13 @@ def test_core_is_made_once_steps_of_one_pass_were_many(monkeypatch):
     assert not made
     fit = run(monkeypatch)
     assert fit.steps > module._BEFORE_CORE and len(made) == 1
+    # Anew, as they grow older.
+    made.clear()
+    monkeypatch.setattr(module, "_LOOK", 1)
+    monkeypatch.setattr(module, "_BEFORE_CORE", 1)
+    monkeypatch.setattr(module, "_CORE_AGE", 2)
+    assert run(monkeypatch, max_steps=8).steps == 8
+    assert len(made) == 3  # after 1, 3 and 6 steps
     with_batches(monkeypatch)
     made.clear()
     run(monkeypatch, max_steps=1)

@@ -66,7 +66,8 @@ def run(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Rea
         yield Checkpoint(seconds, passes, params)
 
 
-@functools.partial(jax.jit, static_argnames=("method", "size"))
+# The state is given away, as in any good loop: curvature is not copied between calls.
+@functools.partial(jax.jit, static_argnames=("method", "size"), donate_argnames="state")
 def _steps(params, state, inputs, labels, starts, setting: Numbers, *, method: Method, size: int):
     transform = make_optimizer(method, setting, inputs.shape[1])
 
