@@ -76,7 +76,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
       converged_: whether the gradient is below `tol`.
       history_: a dict of arrays, "phase", "objective", "gradient" (its largest absolute entry), "seconds",
         "certified_decrease" of the objective and "cg_steps", with an entry for the start, the end of the first phase,
-        every ten quasi-Newton steps and every Newton step.
+        every few quasi-Newton steps and every Newton step.
 
     Example:
       >>> from sklearn.datasets import load_iris

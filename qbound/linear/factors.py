@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound.linear.objective import Data, centred, contrasts, extended, hessian_of_loss, sample
+from qbound.nystrom import leading_eigenvectors
 from qbound.records import record
 from qbound.solve import add_to_diagonal, times
 from qbound.types import Scalar
@@ -34,14 +35,21 @@ _CORE, _CORE_COST, _CORE_DAMPING, _CORE_LABELS = 1024, 10, 1e-6, 64
 
 @record
 class InputFactor:
-    """S B S = U diag(values) U', with B the second moments of inputs and S = diag(scales), in float32.
+    """S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales), in float32.
 
-    Without `vectors`, a diagonal.
+    Without `vectors`, a diagonal; without `rest`, U is square.
     """
 
     scales: Float[Array, " e"]
-    values: Float[Array, " e"]
-    vectors: Float[Array, "e e"] | None
+    values: Float[Array, " r"]
+    vectors: Float[Array, "e r"] | None
+    rest: Float[Array, ""] | None = None
+
+    def mean_value(self) -> Float[Array, ""]:
+        """The mean eigenvalue, of all directions."""
+        e, r = self.scales.size, self.values.size
+        total = jnp.sum(self.values)
+        return (total if self.rest is None else total + (e - r) * self.rest) / e
 
 
 class LabelFactor(NamedTuple):
@@ -51,8 +59,8 @@ class LabelFactor(NamedTuple):
     vectors: Float[Array, "n n"] | None
 
 
-def input_factor(data: Data, rows: Int[Array, " k"], inputs: int) -> InputFactor:
-    """From some of the rows."""
+def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | None = None) -> InputFactor:
+    """From some of the rows; of so many eigenvectors if inputs are more than twice as many."""
     some_data = sample(data, rows, jnp.float32)
     x, w = extended(some_data.design, inputs), some_data.weights
     # Before products are taken, in which large columns would overflow. Written once: compilers would gather the rows
@@ -69,8 +77,13 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int) -> InputFactor
     scales = 1 / jnp.sqrt(1 + (sizes / typical) ** 2 / _LARGE)
     # In units of the typical column, so that no square leaves the range of float32.
     unit = scales * (largest / typical)
-    values, vectors = jnp.linalg.eigh(unit[:, None] * moments * unit[None, :], symmetrize_input=False)
-    return InputFactor(scales, jnp.maximum(values, 0) * typical**2, vectors)
+    moments = unit[:, None] * moments * unit[None, :]
+    if rank is None or inputs <= 2 * rank:
+        values, vectors = jnp.linalg.eigh(moments, symmetrize_input=False)
+        return InputFactor(scales, jnp.maximum(values, 0) * typical**2, vectors)
+    values, vectors = leading_eigenvectors(moments, rank)
+    rest = jnp.maximum(jnp.trace(moments) - jnp.sum(values), 0) / (inputs - rank)
+    return InputFactor(scales, values * typical**2, vectors, rest * typical**2)
 
 
 def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
@@ -141,30 +154,40 @@ def solve(
 ) -> Float[Array, "n e"]:
     """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
 
-    With a `core` that is known, that on its part of the space.
+    With a `core` that is known, that on its part of the space; it needs all eigenvectors of inputs.
     """
-    dtype, (n, e) = g.dtype, g.shape
-    a, b = labels.values.astype(jnp.float32)[:, None], inputs.values[None, :]
-    damping = l2.astype(jnp.float32) + relative * jnp.mean(a) * jnp.mean(b)
+    dtype, n = g.dtype, len(g)
+    a = labels.values.astype(jnp.float32)[:, None]
+    damping = l2.astype(jnp.float32) + relative * jnp.mean(a) * inputs.mean_value()
     # Of size 1, since float32 has a smaller range than g may have.
     size = jnp.max(jnp.abs(g))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
     y = (g / size).astype(jnp.float32) * inputs.scales[None, :]
-    if inputs.vectors is not None:
-        y = times(y, inputs.vectors)
-    z = y
-    if labels.vectors is None:
-        y = y / (a * b + damping)
-    else:
-        u = labels.vectors.astype(jnp.float32)
-        y = times(u, times(u.T, y) / (a * b + damping))
-    if core is not None:
-        rest = e - len(core.factor) // (n - 1)
-        q = contrasts(n, jnp.float32)
-        leading = times(q.T, z[:, rest:])
-        solved = times(core.factor.T, times(core.factor, leading.reshape(-1, 1)))
-        leading = times(q, solved.reshape(leading.shape))
-        y = jnp.concatenate([y[:, :rest], jnp.where(core.known, leading, y[:, rest:])], axis=1)
-    if inputs.vectors is not None:
+    u = None if labels.vectors is None else labels.vectors.astype(jnp.float32)
+
+    def divided(y: Float[Array, "n r"], b: Float[Array, " r"]) -> Float[Array, "n r"]:
+        return y / (a * b[None, :] + damping) if u is None else times(u, times(u.T, y) / (a * b[None, :] + damping))
+
+    if inputs.vectors is None:
+        y = divided(y, inputs.values)
+    elif inputs.rest is None:
+        z = times(y, inputs.vectors)
+        y = divided(z, inputs.values)
+        if core is not None:
+            y = _with_core(y, z, core, n)
         y = times(y, inputs.vectors.T)
+    else:
+        z = times(y, inputs.vectors)
+        leading = divided(z, inputs.values) - divided(z, jnp.full_like(inputs.values, inputs.rest))
+        y = divided(y, jnp.full_like(inputs.scales, inputs.rest)) + times(leading, inputs.vectors.T)
     return centred(size * (y * inputs.scales[None, :]).astype(dtype))
+
+
+def _with_core(y: Float[Array, "n e"], z: Float[Array, "n e"], core: Core, n: int) -> Float[Array, "n e"]:
+    """What was solved for z, on leading eigenvectors by a core that is known."""
+    rest = y.shape[1] - len(core.factor) // (n - 1)
+    q = contrasts(n, jnp.float32)
+    leading = times(q.T, z[:, rest:])
+    solved = times(core.factor.T, times(core.factor, leading.reshape(-1, 1)))
+    leading = times(q, solved.reshape(leading.shape))
+    return jnp.concatenate([y[:, :rest], jnp.where(core.known, leading, y[:, rest:])], axis=1)

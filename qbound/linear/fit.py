@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from qbound.linear.design import Dense
 from qbound.linear.factors import Core, InputFactor, input_factor, make_core, no_core
 from qbound.linear.newton import Solver, advance, descend
-from qbound.linear.objective import LABEL_LIMIT, Data, Point
+from qbound.linear.objective import Data, Point
 from qbound.linear.quasi_newton import Memory, look, no_memory, walk
-from qbound.linear.stochastic import epoch, first_iterate
+from qbound.linear.stochastic import LABEL_LIMIT, epoch, first_iterate
 from qbound.mm.results import Result
 
 __all__ = ["Fit", "Phase", "Progress", "fit"]
@@ -31,6 +31,8 @@ _KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_0
 # so many multiplications: a small pass takes less time than its batches one by one.
 _MIN_BATCHES, _BATCH, _LARGE_PASS = 20, 1000, 10**8
 _EPOCHS, _FIRST_RATE = 2, 2.0
+# Its factor of inputs has so many eigenvectors, from so many rows: that of later steps takes longer than an epoch.
+_QUICK_RANK, _QUICK_ROWS = 128, 2000
 # With few coefficients it is Newton's method on a sample instead, of so large a part of the rows but not more than so
 # many, at least so many and so many for each coefficient, if that is a quarter of the rows at most; until the gradient
 # is below so large a part of 1/sqrt(rows), or for so many steps.
@@ -39,7 +41,7 @@ _SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
 # Steps of one pass are so many at most, looked at after every so many. The core of their preconditioner is made after
 # the stochastic phase, or after so many steps: at the start there is little that it could mend. It is made anew when
 # there were twice as many, and so many more.
-_WALK, _LOOK, _BEFORE_CORE, _CORE_AGE = 80, 10, 10, 20
+_WALK, _LOOK, _BEFORE_CORE, _CORE_AGE = 80, 10, 8, 20
 # It is made anew after a certified step that took more iterations of CG than so many.
 _STALE = 15
 # A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value, nor
@@ -117,7 +119,7 @@ def fit(
     if first.size <= tolerance or max_steps == 0:
         result = Result.CONVERGED if first.size <= tolerance else Result.STEP_LIMIT
         return Fit(first.params, journal.history, 0, result)
-    method = method.prepared(len(params), first.size)
+    method = method._replace(first_size=first.size)
     at, epochs, steps = first, 0, 0
     if phase is not None:
         start, epochs = phase(method, first.params, tolerance, rng)
@@ -126,6 +128,8 @@ def fit(
             # A phase that has not decreased the objective is forgotten.
             at = first if is_kronecker else method.reach(first.params, tolerance)
         journal.enter("stochastic", at)
+    if is_kronecker and at.size > tolerance:
+        method = method.with_factor(len(params))
     if is_kronecker and not certified:
         method, at, steps = _steps_of_one_pass(method, at, tolerance, max_steps, journal, core_first=phase is not None)
     if is_kronecker and at.size > tolerance and steps < max_steps:
@@ -169,7 +173,8 @@ def _steps_of_one_pass(
     while at.size > tolerance and steps < limit:
         if steps >= core_at:
             method, core_at = method.with_core(at.params), max(2 * steps, steps + _CORE_AGE)
-        at, memory, taken, goes_on = method.walk(at, memory, tolerance, min(_LOOK, limit - steps))
+        count = min(_LOOK, limit - steps, core_at - steps)
+        at, memory, taken, goes_on = method.walk(at, memory, tolerance, count)
         steps += taken
         if taken:
             journal.enter("quasi_newton", at)
@@ -249,14 +254,11 @@ class _Method(NamedTuple):
     factor: InputFactor | None = None
     core: Core | None = None
 
-    def prepared(self, labels: int, first_size: float) -> "_Method":
-        """With the factor of inputs, and a core that is not known yet, if the solver has them."""
-        method = self._replace(first_size=first_size)
-        if self.solver != "kronecker":
-            return method
+    def with_factor(self, labels: int) -> "_Method":
+        """With the factor of inputs, and a core that is not known yet."""
         rows, e = _rows(self.data, self.l2.size), self.l2.size
         core = no_core(self.data.labels.size, rows.size, labels, e)
-        return method._replace(factor=_input_factor(self.data, rows, e), core=core)
+        return self._replace(factor=_input_factor(self.data, rows, e), core=core)
 
     def with_core(self, params) -> "_Method":
         """With a preconditioner for these parameters."""
@@ -290,7 +292,7 @@ def _reached(point: Point) -> _Reached:
     return _Reached(point, objective, size)
 
 
-_input_factor = jax.jit(input_factor, static_argnums=2)
+_input_factor = jax.jit(input_factor, static_argnums=(2, 3))
 _make_core = jax.jit(make_core)
 
 
@@ -305,12 +307,14 @@ def _solver(data: Data, params) -> Solver:
 
 
 def _rows(data: Data, inputs: int) -> np.ndarray:
-    """From which the factor of inputs and the core are made.
+    """From which the factor of inputs and the core are made."""
+    return _some_rows(data, max(_MOMENT_ROWS, _MOMENT_SHARE * inputs))
 
-    At equal distances: with no random numbers, and fair to data in the order of their labels.
-    """
+
+def _some_rows(data: Data, count: int) -> np.ndarray:
+    """At equal distances: with no random numbers, and fair to data in the order of their labels."""
     b = data.labels.size
-    return np.linspace(0, b - 1, min(b, max(_MOMENT_ROWS, _MOMENT_SHARE * inputs))).astype(np.int32)
+    return np.linspace(0, b - 1, min(b, count)).astype(np.int32)
 
 
 def _first_phase(method: _Method, params) -> Callable | None:
@@ -331,12 +335,13 @@ def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, 
     count = -(-b // _BATCH)
     rates = _FIRST_RATE / 2 * (1 + np.cos(np.pi * np.arange(_EPOCHS * count) / (_EPOCHS * count)))
     iterate = first_iterate(params)
+    factor = _input_factor(method.data, _some_rows(method.data, _QUICK_ROWS), method.l2.size, _QUICK_RANK)
     for of_epoch in rates.astype(np.float32).reshape(_EPOCHS, count):
         places = np.full(count * -(-b // count), -1, np.int32)
         places[:b] = rng.permutation(b)
         # Rows without an example are spread over the batches.
         batches = np.ascontiguousarray(places.reshape(-1, count).T)
-        iterate = epoch(method.data, method.l2, method.factor, iterate, batches, of_epoch)
+        iterate = epoch(method.data, method.l2, factor, iterate, batches, of_epoch)
     return iterate.params.astype(params.dtype), _EPOCHS
 
 

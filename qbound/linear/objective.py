@@ -38,8 +38,9 @@ __all__ = [
 
 # The most probabilities of all examples to hold; else every product makes them anew.
 _HELD = 1 << 22
-# Up to so many labels the mean label curvature is a matrix, beyond only its diagonal.
-LABEL_LIMIT = 500
+# Up to so many labels the mean label curvature is a matrix, beyond only its diagonal: to form and factorise it takes
+# longer than the steps that it saves.
+_MATRIX_LIMIT = 64
 # It is estimated from so many examples of a block, or up to twice as many: it only serves as a preconditioner.
 _CURVATURE_ROWS = 2000
 
@@ -117,11 +118,11 @@ class Point(NamedTuple):
     probabilities: Float[Array, "n b"] | None = None
 
 
-def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], *, with_curvature: bool = True) -> Point:
-    """One pass over the data; without the curvature of labels, that is zeros."""
+def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
+    """One pass over the data."""
     n, e = params.shape
     b = data.labels.size
-    is_matrix, is_held = n <= LABEL_LIMIT, n * b <= _HELD
+    is_matrix, is_held = n <= _MATRIX_LIMIT, n * b <= _HELD
 
     def add(carry, block: Data, start):
         loss, gradient, curvature, held = carry
@@ -137,8 +138,7 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], *,
         d = p - t
         # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
         gradient += block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e)
-        if with_curvature:
-            curvature += _label_curvature(p, block.weights, is_matrix)
+        curvature += _label_curvature(p, block.weights, is_matrix)
         if held is not None:
             held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (jnp.zeros_like(start), start))
         return loss, gradient, curvature, held

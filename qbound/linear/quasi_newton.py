@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound.linear.factors import Core, InputFactor, label_factor, solve
-from qbound.linear.objective import LABEL_LIMIT, Data, Point, centred, evaluate
+from qbound.linear.objective import Data, Point, centred, evaluate
 from qbound.solve import times
 
 __all__ = ["Memory", "Walk", "look", "no_memory", "walk"]
@@ -29,9 +29,6 @@ __all__ = ["Memory", "Walk", "look", "no_memory", "walk"]
 _MEMORY = 10
 # Added to the preconditioner, in its mean eigenvalues.
 _RELATIVE_DAMPING = 0.01
-# Up to so many labels their curvature is factorised in every step, beyond only at the start: it takes longer than
-# a step.
-_FEW_LABELS = 64
 # A step is taken if the objective does not rise by more than so many units of its rounding, and its slope at the end,
 # uphill, is at most so large a part of that at the start (Hager and Zhang 2005): rounding hides differences of the
 # objective long before those of slopes. Else shorter ones are tried, so many at most, each by a factor in between.
@@ -114,22 +111,19 @@ def walk(
       tolerance: of the gradient.
       max_steps: the most steps to take.
     """
-    n = len(point.params)
-    is_refreshed = n <= _FEW_LABELS or n > LABEL_LIMIT
-    factor = None if is_refreshed else label_factor(point.label_curvature)
 
     def unfinished(walk: Walk):
         return walk.goes_on & (walk.point.size > tolerance) & (walk.steps < max_steps)
 
     def step(walk: Walk) -> Walk:
         point = walk.point
-        labels = label_factor(point.label_curvature) if factor is None else factor
+        labels = label_factor(point.label_curvature)
 
         def precondition(r):
             return solve(labels, inputs, r, jnp.max(l2), _RELATIVE_DAMPING, core)
 
         s = _direction(walk.memory, point.gradient, precondition)
-        new, trials, is_taken = _search(data, l2, point, s, with_curvature=is_refreshed)
+        new, trials, is_taken = _search(data, l2, point, s)
         memory = _remember(walk.memory, new.params - point.params, new.gradient - point.gradient, precondition)
         gains = (new.size < _PROGRESS * walk.least) | (new.objective < point.objective - _noise(point))
         idle = jnp.where(gains, 0, walk.idle + 1)
@@ -164,7 +158,7 @@ def _direction(memory: Memory, g: Float[Array, "n e"], precondition: _Preconditi
 
 
 def _search(
-    data: Data, l2: Float[Array, " e"], point: Point, s: Float[Array, "n e"], *, with_curvature: bool
+    data: Data, l2: Float[Array, " e"], point: Point, s: Float[Array, "n e"]
 ) -> tuple[Point, Int[Array, ""], Bool[Array, ""]]:
     """The first of W - eta s, eta = 1 and less, that is good enough; how many were tried, and whether one was."""
     g = point.gradient
@@ -177,10 +171,7 @@ def _search(
 
     def one(carry):
         trials, eta, _, _ = carry
-        new = evaluate(data, l2, point.params - eta * s, with_curvature=with_curvature)
-        new = new._replace(probabilities=None)
-        if not with_curvature:
-            new = new._replace(label_curvature=point.label_curvature)
+        new = evaluate(data, l2, point.params - eta * s)._replace(probabilities=None)
         rise = -jnp.sum(new.gradient * s)
         is_taken = (slope > 0) & (new.objective <= most) & (rise <= _STEEPEST * slope)
         # Where a parabola with these slopes is least.

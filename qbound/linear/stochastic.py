@@ -8,11 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from qbound.linear.design import Dense
 from qbound.linear.factors import InputFactor, LabelFactor, label_factor, solve
-from qbound.linear.objective import LABEL_LIMIT, Data, centred, one_hot
+from qbound.linear.objective import Data, centred, one_hot
 from qbound.transforms.kronecker_factors import mean_label_curvature
 
 __all__ = [
     "LABEL_EXAMPLES",
+    "LABEL_LIMIT",
     "Iterate",
     "epoch",
     "first_iterate",
@@ -24,6 +25,8 @@ __all__ = [
 
 # The defaults of `qbound.kspfb`.
 _MOMENTUM, _RELATIVE_DAMPING, _TYPICAL_BATCH, LABEL_EXAMPLES = 0.8, 2.0, 1000, 256
+# Up to so many labels the mean curvature of the bound is a matrix.
+LABEL_LIMIT = 500
 
 
 class Iterate(NamedTuple):

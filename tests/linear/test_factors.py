@@ -27,9 +27,18 @@ def example(seed=0, b=40, sizes=1.0):
     return x, weights, rng.permutation(b)[: b // 2].astype(np.int32)
 
 
-def factor_of(x, weights, rows):
+def factor_of(x, weights, rows, rank=None):
     data = Data(Dense(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights))
-    return jax.jit(input_factor, static_argnums=2)(data, jnp.asarray(rows), E)
+    return jax.jit(input_factor, static_argnums=(2, 3))(data, jnp.asarray(rows), E, rank)
+
+
+def dense(factor):
+    """S B S."""
+    if factor.vectors is None:
+        return np.diag(np.asarray(factor.values))
+    vectors = np.asarray(factor.vectors, np.float64)
+    matrix = vectors @ np.diag(np.asarray(factor.values)) @ vectors.T
+    return matrix if factor.rest is None else matrix + float(factor.rest) * (np.eye(E) - vectors @ vectors.T)
 
 
 def label_curvature(seed=1):
@@ -40,24 +49,36 @@ def label_curvature(seed=1):
 def test_input_factor_holds_the_second_moments_of_the_rows_taken():
     x, weights, rows = example()
     factor = factor_of(x, weights, rows)
-    vectors, values = np.asarray(factor.vectors), np.asarray(factor.values)
-    matrix = vectors @ np.diag(values) @ vectors.T / np.outer(factor.scales, factor.scales)
+    matrix = dense(factor) / np.outer(factor.scales, factor.scales)
     expected = second_moments(reference.with_ones(x[rows]), weights[rows])
     np.testing.assert_allclose(matrix, expected, rtol=1e-4, atol=1e-5 * np.max(expected))
     assert factor.values.dtype == factor.vectors.dtype == np.float32
 
 
+def test_few_eigenvectors_are_the_leading_ones_and_the_rest_shares_what_is_left():
+    # Two directions that stand out.
+    x, weights, rows = example(sizes=np.array([3.0, 2.0, 0.1, 0.1, 0.1]))
+    whole, some = factor_of(x, weights, rows), factor_of(x, weights, rows, 2)
+    np.testing.assert_allclose(some.scales, whole.scales, rtol=1e-6)
+    np.testing.assert_allclose(some.values, whole.values[-2:], rtol=0.02)
+    np.testing.assert_allclose(np.trace(dense(some)), np.trace(dense(whole)), rtol=1e-4)
+    np.testing.assert_allclose(some.mean_value(), whole.mean_value(), rtol=1e-4)
+    overlap = np.linalg.svd(np.asarray(some.vectors).T @ np.asarray(whole.vectors[:, -2:]), compute_uv=False)
+    assert np.all(overlap > 0.95)
+    # Few inputs have all of them.
+    assert factor_of(x, weights, rows, 3).rest is None
+
+
 @pytest.mark.parametrize("labels_are_diagonal", [False, True], ids=["label matrix", "label diagonal"])
-@pytest.mark.parametrize("inputs_are_diagonal", [False, True], ids=["input matrix", "input diagonal"])
-def test_solution_is_that_of_the_dense_system(labels_are_diagonal, inputs_are_diagonal):
+@pytest.mark.parametrize("inputs", ["matrix", "diagonal", "few eigenvectors"])
+def test_solution_is_that_of_the_dense_system(labels_are_diagonal, inputs):
     x, weights, rows = example()
     a = label_curvature()
     a = np.diag(np.diag(a)) if labels_are_diagonal else a
-    factor = factor_of(x, weights, rows)
-    if inputs_are_diagonal:
+    factor = factor_of(x, weights, rows, 2 if inputs == "few eigenvectors" else None)
+    if inputs == "diagonal":
         factor = InputFactor(factor.scales, jnp.linspace(0.1, 2, E, dtype=jnp.float32), None)
-    vectors = np.eye(E) if inputs_are_diagonal else np.asarray(factor.vectors)
-    b = vectors @ np.diag(np.asarray(factor.values)) @ vectors.T
+    b = dense(factor)
     labels = label_factor(jnp.asarray(np.diag(a) if labels_are_diagonal else a))
     g = np.random.default_rng(3).normal(size=(N, E))
     found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE)
