@@ -54,6 +54,9 @@ def test_ratio_table():
         "| digits | 1e-4 | 4.0 | **0.50** |",
         "| KMNIST | 1e-4 | > 2.5 | neither |",
     ]
+    other = {**SUMMARY, "problems": [SUMMARY["problems"][0], {**SUMMARY["problems"][1], "l2": 1e-2}]}
+    shown = report.tables(other)["ratios of one penalty"].splitlines()
+    assert shown == report.ratio_table(SUMMARY).splitlines()[:3]
 
 
 def test_cell_table():

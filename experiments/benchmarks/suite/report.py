@@ -120,14 +120,15 @@ def _ratio(cell: Cell) -> str:
     return "neither" if cell.ours is None else "**only peers**"
 
 
-def ratio_table(summary: dict[str, Any]) -> str:
-    """A row for each problem, a column for each target."""
+def ratio_table(summary: dict[str, Any], l2: float | None = None) -> str:
+    """A row for each problem, or for each with one penalty; a column for each target."""
     by_problem: dict[tuple[str, float], list[Cell]] = {}
     for cell in cells(summary):
-        by_problem.setdefault((cell.data, cell.l2), []).append(cell)
+        if l2 in (None, cell.l2):
+            by_problem.setdefault((cell.data, cell.l2), []).append(cell)
     lines = _head("data", "l2", *map(_power, summary["targets"]))
-    for (data, l2), row in by_problem.items():
-        lines.append(_row(_title(data), _power(l2), *map(_ratio, row)))
+    for (data, penalty), row in by_problem.items():
+        lines.append(_row(_title(data), _power(penalty), *map(_ratio, row)))
     return "\n".join(lines)
 
 
@@ -245,6 +246,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
     """All of them, by the names under which the page has them."""
     return {
         "ratios": ratio_table(summary),
+        "ratios of one penalty": ratio_table(summary, SHOWN_PENALTY),
         "counts": count_table(summary),
         "cells": cell_table(summary),
         "methods": method_table(summary),
@@ -267,6 +269,8 @@ def fill(page: Path, found: dict[str, str]) -> None:
         page.write_text(text)
 
 
+# Of the table in the README and the curves.
+SHOWN_PENALTY = 1e-4
 LOOKS = {
     "linear_fit": ("#D55E00", "--", 2.4),
     "estimator": ("#D55E00", "-", 2.4),
@@ -317,7 +321,7 @@ def draw_profile(summary: dict[str, Any], output: str) -> Path:
     return save(figure, output)
 
 
-def draw_curves(summary: dict[str, Any], output: str, l2: float = 1e-4) -> Path:
+def draw_curves(summary: dict[str, Any], output: str, l2: float = SHOWN_PENALTY) -> Path:
     """Seconds to each target, a panel for each data set."""
     problems = [problem for problem in summary["problems"] if problem["l2"] == l2]
     if not problems:
