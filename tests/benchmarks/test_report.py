@@ -47,6 +47,13 @@ def test_what_peers_were_not_given_the_time_for_is_no_win_by_two():
         assert report._kind(cell) == kind
 
 
+@pytest.mark.parametrize(
+    ("peer", "ours", "expected"), [(3.0, 2.0, 1.5), (0.0, 0.0, 1.0), (1.0, 0.0, math.inf), (1.0, math.inf, 0.0)]
+)
+def test_ratio_is_that_of_times_also_where_the_start_is_good_enough(peer, ours, expected):
+    assert report._quotient(peer, ours) == expected
+
+
 def test_ratio_table():
     assert report.ratio_table(SUMMARY).splitlines() == [
         "| data | l2 | 1e-1 | 1e-6 |",

@@ -79,6 +79,8 @@ def _fastest(problem: dict[str, Any], i: int, ours: bool) -> tuple[Side, list[fl
 
 def _quotient(peer: float, ours: float) -> float:
     """That of their times, of which one may be infinite."""
+    if ours == 0:  # where the start is good enough
+        return 1.0 if peer == 0 else math.inf
     return 0.0 if math.isinf(ours) else peer / ours
 
 
@@ -174,7 +176,9 @@ def method_table(summary: dict[str, Any]) -> str:
     columns = ("targets reached", "fastest", "diverged", "failed or killed", "compile s")
     lines = _head("method", *columns)
     total = len(summary["problems"]) * len(summary["targets"])
-    fastest = Counter(min(times, key=times.__getitem__) for times in _heat_times(summary) if times)
+    fastest = Counter(
+        min(times, key=times.__getitem__) for times in _heat_times(summary) if min(times.values(), default=0.0) > 0
+    )
     for method, contestant in CONTESTANTS.items():
         found = [problem["methods"][method] for problem in summary["problems"] if method in problem["methods"]]
         version = summary["versions"].get(contestant.environment, "")
@@ -304,7 +308,8 @@ def _look(method: str) -> dict[str, Any]:
 
 def draw_profile(summary: dict[str, Any], output: str) -> Path:
     """In how many cells a method is within so many times the fastest."""
-    times = _heat_times(summary)
+    # Where the start is good enough there is nothing to compare.
+    times = [cell for cell in _heat_times(summary) if min(cell.values(), default=1.0) > 0]
     figure, axes = panels(1, 1, height=4.6)
     figure.set_size_inches(10, 5.6)
     factors = np.geomspace(1, 100, 200)
