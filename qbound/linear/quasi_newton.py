@@ -61,7 +61,6 @@ class Walk(NamedTuple):
       point: the last one that was taken.
       memory: for more steps.
       steps: how many there were.
-      passes: over the data, that they took.
       least: of the gradient's largest entry.
       idle: how many steps ago there was progress.
       goes_on: whether there was a step to take.
@@ -70,7 +69,6 @@ class Walk(NamedTuple):
     point: Point
     memory: Memory
     steps: Int[Array, ""]
-    passes: Int[Array, ""]
     least: Float[Array, ""]
     idle: Int[Array, ""]
     goes_on: Bool[Array, ""]
@@ -123,7 +121,7 @@ def walk(
             return solve(labels, inputs, r, jnp.max(l2), _RELATIVE_DAMPING, core)
 
         s = _direction(walk.memory, point.gradient, precondition)
-        new, trials, is_taken = _search(data, l2, point, s)
+        new, _, is_taken = _search(data, l2, point, s)
         memory = _remember(walk.memory, new.params - point.params, new.gradient - point.gradient, precondition)
         gains = (new.size < _PROGRESS * walk.least) | (new.objective < point.objective - _noise(point))
         idle = jnp.where(gains, 0, walk.idle + 1)
@@ -131,14 +129,13 @@ def walk(
             point=jax.tree.map(lambda new, old: jnp.where(is_taken, new, old), new, point),
             memory=memory,
             steps=walk.steps + is_taken.astype(walk.steps.dtype),
-            passes=walk.passes + trials,
             least=jnp.minimum(walk.least, new.size),
             idle=idle,
             goes_on=is_taken & (idle < _PATIENCE),
         )
 
     zero = jnp.zeros((), jnp.int32)
-    start = Walk(point, memory, zero, zero, point.size, zero, jnp.array(True))
+    start = Walk(point, memory, zero, point.size, zero, jnp.array(True))
     return jax.lax.while_loop(unfinished, step, start)
 
 

@@ -78,7 +78,6 @@ def test_steps_lead_to_the_optimum():
     optimum = reference.linear_optimum(*PROBLEM[1:5], N)
     assert led.goes_on and led.point.size <= 1e-9
     np.testing.assert_allclose(led.point.params, optimum, atol=1e-7)
-    assert int(led.steps) <= int(led.passes) < 1.5 * int(led.steps)
     gradient = reference.linear_model(*PROBLEM[1:5], np.asarray(led.point.params))[1]
     np.testing.assert_allclose(led.point.gradient, gradient, atol=1e-12)
 
@@ -98,7 +97,7 @@ def test_every_step_falls_and_steps_can_be_taken_in_parts():
 
 def test_start_within_the_tolerance_takes_no_step():
     led = walk(PARAMS, tolerance=1e3)
-    assert (int(led.steps), int(led.passes), bool(led.goes_on)) == (0, 0, True)
+    assert (int(led.steps), bool(led.goes_on)) == (0, True)
     np.testing.assert_allclose(led.point.params, PARAMS - jnp.mean(PARAMS, axis=0, keepdims=True))
 
 
