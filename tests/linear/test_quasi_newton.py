@@ -116,6 +116,21 @@ def test_steps_that_are_too_long_are_shortened():
     assert -np.sum(np.asarray(new.gradient * point.gradient)) <= quasi_newton._STEEPEST * slope
 
 
+def test_step_to_the_other_side_of_the_valley_is_shortened_though_it_falls():
+    """Near the optimum, where the line is a parabola: at the height of its start it is as steep."""
+    near = jnp.asarray(reference.linear_optimum(*PROBLEM[1:5], N) + 1e-3 * PROBLEM.direction)
+    point = quasi_newton.look(DATA, L2, near)
+    g = np.asarray(point.gradient)
+    longest = 1.0
+    while objective_at(point.params - longest * g) < point.objective:
+        longest *= 1.01
+    s = longest / 1.01 * point.gradient
+    assert objective_at(point.params - s) < point.objective
+    _, new, trials, is_taken = search(near, s)
+    assert is_taken and int(trials) == 2
+    assert objective_at(new.params) < objective_at(point.params - s)
+
+
 @pytest.mark.parametrize("factor", [-1.0, 0.0, 1e200, np.nan], ids=["uphill", "none", "too long", "not a number"])
 def test_no_step_is_taken_where_none_is_good(factor):
     point = quasi_newton.look(DATA, L2, PARAMS)
