@@ -12,9 +12,9 @@ from qbound.solve import times
 
 __all__ = ["Dense", "Design"]
 
-# The most numbers in the inputs of a block, so that both products with it find it in the cache, and in its logits.
-# Inputs of no more than a few blocks are not cut: a block is a copy, and would cost more than it gains.
-_BLOCK_INPUTS, _FEW_BLOCKS, _BLOCK_LOGITS = 3 << 19, 3, 1 << 22
+# The most numbers in the inputs of a block, so that both products with it find it in the cache. Inputs of no more than
+# a few blocks are not cut for that: a block is a copy, and costs more than it gains. It has so many rows at least.
+_BLOCK_INPUTS, _FEW_BLOCKS, _LEAST_ROWS = 3 << 19, 3, 128
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
 
@@ -35,12 +35,22 @@ class Design(abc.ABC):
         """R X."""
 
     @abc.abstractmethod
+    def residuals(
+        self,
+        weights: Float[Array, " b"],
+        others: Float[Array, "n b"],
+        rest: Float[Array, " b"],
+        labels: Int[Array, " b"],
+    ) -> Float[Array, "n d"]:
+        """R diag(w) X, with R the others, which are 0 at the label of each row, and minus the rest there."""
+
+    @abc.abstractmethod
     def squared(self) -> "Design":
         """The squares of its entries."""
 
     @abc.abstractmethod
-    def block_size(self, labels: int) -> int:
-        """How many rows to take at a time, with so many labels."""
+    def block_size(self, labels: int, most: int) -> int:
+        """How many rows to take at a time, with so many labels and at most so many logits, about."""
 
     @abc.abstractmethod
     def block(self, start: Int[Array, ""], size: int) -> "Design":
@@ -68,13 +78,17 @@ class Dense(Design):
     def transpose(self, r):
         return times(r, self.x)
 
+    def residuals(self, weights, others, rest, labels):
+        weighted = weights[:, None] * self.x
+        return times(others, weighted) - jax.ops.segment_sum(rest[:, None] * weighted, labels, len(others))
+
     def squared(self):
         return Dense(self.x**2)
 
-    def block_size(self, labels):
+    def block_size(self, labels, most):
         b, d = self.shape()
-        inputs = b if b * d <= _FEW_BLOCKS * _BLOCK_INPUTS else _BLOCK_INPUTS // d
-        return min(b, max(64, min(inputs, _BLOCK_LOGITS // labels)))
+        rows = b if b * d <= _FEW_BLOCKS * _BLOCK_INPUTS else _BLOCK_INPUTS // d
+        return min(b, max(_LEAST_ROWS, min(rows, most // labels)))
 
     def block(self, start, size):
         b, d = self.shape()

@@ -65,7 +65,7 @@ def advance(
       first_size: what that was at the start; 0 if this is the start.
       solver: of Newton's system.
     """
-    point = evaluate(data, l2, centred(params))
+    point = evaluate(data, l2, centred(params), hold=True)
     zero = jnp.zeros_like(point.objective)
 
     def step():
@@ -110,10 +110,9 @@ def descend(
         s, _ = _direction(data, l2, point, None, None, tolerance, "dense")
         s, line = _line(data, l2, point, s)
         new = evaluate(data, l2, point.params - line.search(jnp.ones_like(point.objective)) * s)
-        new = new._replace(probabilities=None)  # which the dense solver does not ask for
         return steps + 1, new, point.params, new.objective < point.objective
 
-    first = evaluate(data, l2, centred(params))._replace(probabilities=None)
+    first = evaluate(data, l2, centred(params))
     start = jnp.zeros((), jnp.int32), first, first.params, jnp.array(True)
     steps, last, before, falls = jax.lax.while_loop(unfinished, step, start)
     return jnp.where(falls, last.params, before), steps

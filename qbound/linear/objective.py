@@ -38,10 +38,12 @@ __all__ = [
 
 # The most probabilities of all examples to hold; else every product makes them anew.
 _HELD = 1 << 22
+# The most logits of a block, and as many as a cache has, with what is made of them.
+_BLOCK, _CACHED = 1 << 22, 1 << 16
 # Up to so many labels the mean label curvature is a matrix, beyond only its diagonal: to form and factorise it takes
 # longer than the steps that it saves.
 _MATRIX_LIMIT = 64
-# It is estimated from so many examples of a block, or up to twice as many: it only serves as a preconditioner.
+# It is estimated from so many examples, or up to twice as many: it only serves as a preconditioner.
 _CURVATURE_ROWS = 2000
 
 
@@ -66,6 +68,17 @@ class Data:
         product = self.design.transpose(rows)
         return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 1)[:, None]], axis=1)
 
+    def pull_back_residuals(
+        self, others: Float[Array, "n b"], rest: Float[Array, " b"], inputs: int
+    ) -> Float[Array, "n e"]:
+        """`pull_back` of rows that are 0 where the label of each example is, and shall be minus `rest` there."""
+        w, labels = self.weights, self.labels
+        product = self.design.residuals(w, others, rest, labels)
+        if inputs == product.shape[1]:
+            return product
+        last = times(others, w) - jax.ops.segment_sum(w * rest, labels, len(others))
+        return jnp.concatenate([product, last[:, None]], axis=1)
+
 
 def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
     """Some of the rows of dense inputs, with weights that sum to 1 again; what has no weight is 0."""
@@ -77,10 +90,15 @@ def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
     return Data(Dense(x), data.labels[rows], weights / jnp.where(total > 0, total, 1))
 
 
-def fold(data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any) -> Any:
-    """`carry = function(carry, block, start)` for every block of rows; those seen before have a weight of 0."""
+def fold(
+    data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any, *, cached: bool = True
+) -> Any:
+    """`carry = function(carry, block, start)` for every block of rows; those seen before have a weight of 0.
+
+    Blocks have no more logits than the cache where labels are many, unless that is not asked for.
+    """
     b = data.design.shape()[0]
-    size = data.design.block_size(labels)
+    size = data.design.block_size(labels, _CACHED if cached and labels > _MATRIX_LIMIT else _BLOCK)
     zero = jnp.zeros((), jnp.int32)
     if size == b:
         return function(carry, data, zero)
@@ -118,30 +136,21 @@ class Point(NamedTuple):
     probabilities: Float[Array, "n b"] | None = None
 
 
-def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
-    """One pass over the data."""
+def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], *, hold: bool = False) -> Point:
+    """One pass over the data; with `hold`, its probabilities are kept unless they are too many."""
     n, e = params.shape
     b = data.labels.size
-    is_matrix, is_held = n <= _MATRIX_LIMIT, n * b <= _HELD
+    is_matrix, is_held = n <= _MATRIX_LIMIT, hold and n * b <= _HELD
+    one_block = _few_labels if n <= _MATRIX_LIMIT else _many_labels
+    apart = max(1, b // _CURVATURE_ROWS)
 
     def add(carry, block: Data, start):
         loss, gradient, curvature, held = carry
-        t = one_hot(block.labels, n, params.dtype)
-        h = block.logits(params)
-        # Measured from what was observed, logits lose no digits of the loss.
-        h = h - jnp.sum(t * h, axis=0, keepdims=True)
-        largest = jnp.max(h, axis=0, keepdims=True)
-        exponentials = jnp.exp(h - largest)
-        total = jnp.sum(exponentials, axis=0, keepdims=True)
-        p = exponentials / total
-        loss += weighted_sum(block.weights, (largest + jnp.log(total))[0])
-        d = p - t
-        # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
-        gradient += block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e)
-        curvature += _label_curvature(p, block.weights, is_matrix)
+        more_loss, more_gradient, p = one_block(block, params)
+        curvature += _label_curvature(p, block.weights, is_matrix, apart)
         if held is not None:
             held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (jnp.zeros_like(start), start))
-        return loss, gradient, curvature, held
+        return loss + more_loss, gradient + more_gradient, curvature, held
 
     zero = jnp.zeros((), params.dtype)
     curvature = jnp.zeros((n, n) if is_matrix else (n,), params.dtype)
@@ -152,9 +161,51 @@ def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) ->
     return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature, held)
 
 
-def _label_curvature(p: Float[Array, "n b"], weights: Float[Array, " b"], is_matrix: bool) -> Float[Array, "..."]:
-    """The sum of w (diag(p) - pp'), or of its diagonal; of many examples estimated from some, at equal distances."""
-    apart = max(1, len(weights) // _CURVATURE_ROWS)
+_OfBlock = tuple[Float[Array, ""], Float[Array, "n e"], Float[Array, "n b"]]
+
+
+def _few_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
+    """The loss of a block of rows, its gradient, and the probabilities."""
+    n, e = params.shape
+    t = one_hot(block.labels, n, params.dtype)
+    h = block.logits(params)
+    # Measured from what was observed, logits lose no digits of the loss.
+    h = h - jnp.sum(t * h, axis=0, keepdims=True)
+    largest = jnp.max(h, axis=0, keepdims=True)
+    exponentials = jnp.exp(h - largest)
+    total = jnp.sum(exponentials, axis=0, keepdims=True)
+    p = exponentials / total
+    loss = weighted_sum(block.weights, (largest + jnp.log(total))[0])
+    d = p - t
+    # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
+    return loss, block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e), p
+
+
+def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
+    """The same, in fewer operations on arrays of logits, which take most of the time where labels are many.
+
+    What was observed has its own terms, one for each example, and sums over the other labels are a product.
+    """
+    n, e = params.shape
+    h = block.logits(params)
+    observed = jnp.take_along_axis(h, block.labels[None, :], axis=0)[0]
+    largest = jnp.max(h, axis=0)
+    own = jnp.exp(observed - largest)
+    is_observed = jnp.arange(n, dtype=block.labels.dtype)[:, None] == block.labels[None, :]
+    # Written once: compilers would take the exponentials again for every use.
+    others = jax.lax.optimization_barrier(jnp.where(is_observed, 0, jnp.exp(h - largest[None, :])))
+    rest = times(jnp.ones((1, n), h.dtype), others)[0]
+    total = own + rest
+    loss = weighted_sum(block.weights, largest - observed + jnp.log(total))
+    scaled = Data(block.design, block.labels, jnp.where(block.weights == 0, 0, block.weights / total))
+    p: Array = jnp.where(is_observed, own[None, :], others)  # pyright: ignore[reportAssignmentType]
+    return loss, scaled.pull_back_residuals(others, rest, e), p / total[None, :]
+
+
+def _label_curvature(
+    p: Float[Array, "n b"], weights: Float[Array, " b"], is_matrix: bool, apart: int
+) -> Float[Array, "..."]:
+    """The sum of w (diag(p) - pp'), or of its diagonal; estimated from some examples, at so large a distance."""
     some, w = p[:, ::apart], weights[::apart]
     if apart > 1:
         # Of weight 0, they are as good as any others to guess from.
@@ -246,7 +297,7 @@ def hessian_of_loss(
         # One pair at a time: of all together, rows times pairs times r numbers would be written and read.
         return total + jax.lax.map(lambda weights: times((weights[:, None] * y).T, y), labels)
 
-    total = fold(data, pairs, add, jnp.zeros((pairs, r, r), params.dtype))
+    total = fold(data, pairs, add, jnp.zeros((pairs, r, r), params.dtype), cached=False)
     return total[places].transpose(0, 2, 1, 3).reshape(m * r, m * r)
 
 

@@ -83,7 +83,7 @@ def no_memory(params: Float[Array, "n e"]) -> Memory:
 @jax.jit
 def look(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
     """The point to start from."""
-    return evaluate(data, l2, centred(params))._replace(probabilities=None)
+    return evaluate(data, l2, centred(params))
 
 
 @jax.jit
@@ -168,7 +168,7 @@ def _search(
 
     def one(carry):
         trials, eta, _, _ = carry
-        new = evaluate(data, l2, point.params - eta * s)._replace(probabilities=None)
+        new = evaluate(data, l2, point.params - eta * s)
         rise = -jnp.sum(new.gradient * s)
         is_taken = (slope > 0) & (new.objective <= most) & (rise <= _STEEPEST * slope)
         # Where a parabola with these slopes is least.

@@ -62,6 +62,10 @@ class Sparse(Design):
     def transpose(self, r):
         return _sum(self.by_column, r.T).T
 
+    def residuals(self, weights, others, rest, labels):
+        is_label = jnp.arange(len(others), dtype=labels.dtype)[:, None] == labels[None, :]
+        return self.transpose(weights[None, :] * jnp.where(is_label, -rest[None, :], others))
+
     def squared(self):
         def first_squared(levels):
             first, *rest = levels
@@ -69,7 +73,7 @@ class Sparse(Design):
 
         return Sparse(first_squared(self.by_row), first_squared(self.by_column), self.rows, self.columns)
 
-    def block_size(self, labels):
+    def block_size(self, labels, most):
         return self.rows
 
     def block(self, start, size):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qbound.linear import Dense, design
+from qbound.linear import Dense, objective
 from qbound.linear.factors import InputFactor
 from qbound.linear.newton import advance
 from qbound.linear.objective import Data
@@ -45,6 +45,6 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_memory_is_that_of_coefficients_and_of_blocks(name):
     memory = PROGRAMS[name]().compile().memory_analysis().temp_size_in_bytes
-    coefficients, block = 4 * N * E, 4 * design._BLOCK_LOGITS
+    coefficients, block = 4 * N * E, 4 * objective._BLOCK
     limit = 10 * coefficients + 4 * block
     assert memory < limit < 4 * B * N / 10

@@ -22,19 +22,28 @@ def blocks(request, monkeypatch):
     if request.param == "one block":
         return 1
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    monkeypatch.setattr(design, "_LEAST_ROWS", 64)
     if request.param == "blocks, nothing held":
         monkeypatch.setattr(objective, "_HELD", 0)
     return 3
 
 
+@pytest.fixture(params=["few labels", "many labels"])
+def few(request, monkeypatch):
+    """Whether labels are few; else all is computed as where they are many."""
+    if request.param == "many labels":
+        monkeypatch.setattr(objective, "_MATRIX_LIMIT", 1)
+    return request.param == "few labels"
+
+
 def pieces(data, l2, params, v):
-    point = evaluate(data, l2, params)
+    point = evaluate(data, l2, params, hold=True)
     return point, product(data, l2, point, v), diagonal(data, l2, params)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
-def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks):
+def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks, few):
     p = problem(intercept)
     # A function of its own for every test: compiled programs keep the sizes of blocks.
     function = jax.jit(lambda *arguments: pieces(*arguments)) if compiled else pieces
@@ -47,7 +56,7 @@ def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks):
     np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
     labels = sum(w * reference.hessian(h) for w, h in zip(p.weights, p.logits()[0], strict=True))
-    np.testing.assert_allclose(point.label_curvature, labels, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(point.label_curvature, labels if few else np.diag(labels), rtol=1e-10, atol=1e-13)
     if point.probabilities is not None:
         np.testing.assert_allclose(point.probabilities.sum(0), 1, rtol=1e-12)
     assert (point.probabilities is None) == (objective._HELD == 0)
@@ -119,16 +128,15 @@ def test_every_row_counts_once_in_blocks(blocks):
 @pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
 def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows, monkeypatch):
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 2_000_000)
-    monkeypatch.setattr(design, "_BLOCK_LOGITS", 5_000_000)
     x = jax.eval_shape(lambda: jnp.zeros((100_000, inputs)))
     whole = design.Dense.__new__(design.Dense)
     object.__setattr__(whole, "x", x)
-    size = whole.block_size(labels)
+    size = whole.block_size(labels, 5_000_000)
     assert size * inputs <= 2_000_000 and size * labels <= 5_000_000
     assert size >= rows / 2.5
 
 
-def test_loss_keeps_its_digits_where_labels_are_nearly_certain():
+def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few):
     """Logits of thousands, of which float32 keeps few decimals, and a loss of 1e-5."""
     data = problem(intercept=False, b=64).data(jnp.float32)
     h = np.full((64, N), 3000.0)
@@ -138,6 +146,28 @@ def test_loss_keeps_its_digits_where_labels_are_nearly_certain():
     data = objective.Data(design.Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights)
     point = evaluate(data, jnp.zeros(64, jnp.float32), params)
     assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
+    # One input for each example: what it gives to its label is minus what it gives to the three others.
+    observed = point.gradient[data.labels, np.arange(64)]
+    np.testing.assert_allclose(64 * observed, -3 * np.exp(-12) / (1 + 3 * np.exp(-12)), rtol=1e-2)
+
+
+def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
+    p = problem()
+    data, l2, params = p.arrays()
+    counts = np.arange(B) % 3 != 0
+    weights = np.where(counts, p.weights, 0) / p.weights[counts].sum()
+    some = Data(design.Dense(data.design.x[counts]), data.labels[counts], jnp.asarray(weights[counts]))
+    found = evaluate(Data(data.design, data.labels, jnp.asarray(weights)), l2, params)
+    expected = evaluate(some, l2, params)
+    assert float(found.objective) == pytest.approx(float(expected.objective), rel=1e-12)
+    np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("labels", "blocks"), [(64, 1), (65, 3)])
+def test_blocks_fit_the_cache_where_labels_are_many(labels, blocks, monkeypatch):
+    monkeypatch.setattr(design, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(objective, "_CACHED", 65 * 50)
+    assert int(fold(problem().data(), labels, lambda calls, block, _: calls + 1, jnp.zeros((), jnp.int32))) == blocks
 
 
 def test_gradient_sums_to_zero_over_labels_in_float32():

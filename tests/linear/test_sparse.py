@@ -8,7 +8,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qbound.linear import Sparse
+from qbound.linear import Sparse, objective
 from qbound.linear.objective import Data, diagonal, evaluate, product
 from tests import reference
 from tests.linear.problems import problem
@@ -91,8 +91,10 @@ def test_products_of_any_pattern_are_those_of_the_dense_array(density, seed):
     assert_equals_dense(scipy.sparse.csr_array(dense), dense)
 
 
-def test_derivatives_are_those_of_dense_inputs():
+@pytest.mark.parametrize("limit", [64, 1], ids=["few labels", "many labels"])
+def test_derivatives_are_those_of_dense_inputs(limit, monkeypatch):
     """With an intercept, which has no entries in the matrix."""
+    monkeypatch.setattr(objective, "_MATRIX_LIMIT", limit)
     p = problem()
     x = np.where(np.abs(p.x) > 1, p.x, 0)
     design = Sparse.from_csr(scipy.sparse.csr_array(x), np.float64)
