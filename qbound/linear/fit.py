@@ -41,7 +41,7 @@ _SAMPLE_NOISE, _SAMPLE_STEPS = 0.1, 8
 # Steps of one pass are so many at most, looked at after every so many. The core of their preconditioner is made after
 # the stochastic phase, or after so many steps: at the start there is little that it could mend. It is made anew when
 # there were twice as many, and so many more.
-_WALK, _LOOK, _BEFORE_CORE, _CORE_AGE = 80, 10, 8, 20
+_WALK, _LOOK, _BEFORE_CORE, _CORE_AGE = 80, 12, 12, 20
 # It is made anew after a certified step that took more iterations of CG than so many.
 _STALE = 15
 # A fit has stalled after so many steps in which the gradient did not fall below so large a part of its least value, nor

@@ -28,7 +28,7 @@ __all__ = ["Memory", "Walk", "look", "no_memory", "walk"]
 # How many steps to remember.
 _MEMORY = 10
 # Added to the preconditioner, in its mean eigenvalues.
-_RELATIVE_DAMPING = 0.01
+_RELATIVE_DAMPING = 5e-4
 # A step is taken if the objective does not rise by more than so many units of its rounding, and its slope at the end,
 # uphill, is at most so large a part of that at the start (Hager and Zhang 2005): rounding hides differences of the
 # objective long before those of slopes. Else shorter ones are tried, so many at most, each by a factor in between.

@@ -196,7 +196,7 @@ def test_steps_of_one_pass_find_the_optimum(walked, optimum):
     np.testing.assert_allclose(walked.params, optimum, atol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [3, 12])
+@pytest.mark.parametrize("steps", [3, 14])
 def test_step_limit_ends_steps_of_one_pass(monkeypatch, walked, steps):
     fit = run(monkeypatch, max_steps=steps)
     assert fit.result == Result.STEP_LIMIT
