@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from qbound.linear.design import Dense
 from qbound.linear.objective import Data, centred, contrasts, extended, hessian_of_loss, sample
 from qbound.nystrom import leading_eigenvectors
 from qbound.records import record
@@ -69,6 +70,10 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     root = jnp.sqrt(w)[:, None] * x / jnp.where(largest > 0, largest, 1)[None, :]
     root = jax.lax.optimization_barrier(root)
     moments = times(root.T, root)
+    if rank is None and rows.size < data.labels.size:
+        # Rare columns are missing among some of the rows, and steps along them would be far too long.
+        all_rows = _squares(data, jnp.where(largest > 0, largest, 1))
+        moments = moments + jnp.diag(jnp.maximum(all_rows - jnp.diag(moments), 0))
     sizes = jnp.sqrt(jnp.diag(moments)) * largest
     # The geometric mean of those that are not 0; 1 if all are.
     some = sizes > 0
@@ -84,6 +89,16 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     values, vectors = leading_eigenvectors(moments, rank)
     rest = jnp.maximum(jnp.trace(moments) - jnp.sum(values), 0) / (inputs - rank)
     return InputFactor(scales, values * typical**2, vectors, rest * typical**2)
+
+
+def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
+    """The mean squares of inputs, in given units, of all rows."""
+    w = data.weights.astype(jnp.float32)[:, None]
+    assert isinstance(data.design, Dense)
+    d = data.design.shape()[1]
+    x = jnp.where(w > 0, data.design.x.astype(jnp.float32), 0) / units[None, :d]
+    squares = jnp.sum(w * x**2, axis=0)
+    return squares if units.size == d else jnp.concatenate([squares, jnp.sum(w, axis=0)])
 
 
 def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
@@ -104,19 +119,19 @@ class Core(NamedTuple):
     known: Bool[Array, ""]
 
 
-def core_size(examples: int, rows: int, labels: int, inputs: int) -> int:
-    """On how many leading eigenvectors of inputs to have a core, made from some of the examples; 0 for none."""
+def core_size(examples: int, rows: int, labels: int, inputs: int, rank: int) -> int:
+    """On how many of the leading eigenvectors of inputs to have a core, from some of the examples; 0 for none."""
     if labels > _CORE_LABELS:
         return 0
     # Operations: rows c^2 to form a matrix of c rows, 4 c^3 to invert it, 6 for each input and label of an example.
     budget = _CORE_COST * 6 * examples * labels * inputs
     c = min(_CORE, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
-    return min(inputs, c // (labels - 1))
+    return min(rank, c // (labels - 1))
 
 
-def no_core(examples: int, rows: int, labels: int, inputs: int) -> Core | None:
+def no_core(examples: int, rows: int, labels: int, inputs: InputFactor) -> Core | None:
     """One that is not known yet; None if there will be none."""
-    size = (labels - 1) * core_size(examples, rows, labels, inputs)
+    size = (labels - 1) * core_size(examples, rows, labels, inputs.scales.size, inputs.values.size)
     return Core(*jax.device_put((np.zeros((size, size), np.float32), np.array(False)))) if size else None
 
 
@@ -129,10 +144,11 @@ def make_core(
     labels certain, the Hessian can be far smaller than that. Such directions are few, and lie here.
     """
     vectors, (n, e) = inputs.vectors, params.shape
-    size = core_size(data.labels.size, rows.size, n, e)
+    rank = inputs.values.size
+    size = core_size(data.labels.size, rows.size, n, e, rank)
     if size == 0 or vectors is None:
         return None
-    leading = inputs.scales[:, None] * vectors[:, e - size :]
+    leading = inputs.scales[:, None] * vectors[:, rank - size :]
     some_data, params = sample(data, rows, jnp.float32), params.astype(jnp.float32)
     matrix = hessian_of_loss(some_data, params, lambda block: times(extended(block.design, e), leading), size)
     penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)
@@ -154,7 +170,7 @@ def solve(
 ) -> Float[Array, "n e"]:
     """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
 
-    With a `core` that is known, that on its part of the space; it needs all eigenvectors of inputs.
+    With a `core` that is known, that on its part of the space.
     """
     dtype, n = g.dtype, len(g)
     a = labels.values.astype(jnp.float32)[:, None]
@@ -170,16 +186,16 @@ def solve(
 
     if inputs.vectors is None:
         y = divided(y, inputs.values)
-    elif inputs.rest is None:
-        z = times(y, inputs.vectors)
-        y = divided(z, inputs.values)
-        if core is not None:
-            y = _with_core(y, z, core, n)
-        y = times(y, inputs.vectors.T)
     else:
         z = times(y, inputs.vectors)
-        leading = divided(z, inputs.values) - divided(z, jnp.full_like(inputs.values, inputs.rest))
-        y = divided(y, jnp.full_like(inputs.scales, inputs.rest)) + times(leading, inputs.vectors.T)
+        leading = divided(z, inputs.values)
+        if core is not None:
+            leading = _with_core(leading, z, core, n)
+        if inputs.rest is None:
+            y = times(leading, inputs.vectors.T)
+        else:
+            leading = leading - divided(z, jnp.full_like(inputs.values, inputs.rest))
+            y = divided(y, jnp.full_like(inputs.scales, inputs.rest)) + times(leading, inputs.vectors.T)
     return centred(size * (y * inputs.scales[None, :]).astype(dtype))
 
 

@@ -26,7 +26,7 @@ Phase = Literal["start", "stochastic", "quasi_newton", "mm"]
 _DENSE_LIMIT, _DENSE_LABELS = 64, 64
 # The second moments of inputs are factorised up to so many of them, if that costs little beside passes over the data,
 # and are taken from so many rows, or so many times their number.
-_KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 10_000, 10
+_KRONECKER_LIMIT, _KRONECKER_SHARE, _MOMENT_ROWS, _MOMENT_SHARE = 2000, 10, 4000, 5
 # There is a stochastic phase if it has so many batches, of so many examples, and a product of all inputs and parameters
 # so many multiplications: a small pass takes less time than its batches one by one.
 _MIN_BATCHES, _BATCH, _LARGE_PASS = 20, 1000, 10**8
@@ -120,18 +120,19 @@ def fit(
         result = Result.CONVERGED if first.size <= tolerance else Result.STEP_LIMIT
         return Fit(first.params, journal.history, 0, result)
     method = method._replace(first_size=first.size)
-    at, epochs, steps = first, 0, 0
+    at, epochs, steps, quick = first, 0, 0, None
     if phase is not None:
-        start, epochs = phase(method, first.params, tolerance, rng)
+        start, epochs, quick = phase(method, first.params, tolerance, rng)
         at = method.look(start) if is_kronecker else method.reach(start, tolerance)
         if not (at.is_finite and at.objective < first.objective):
             # A phase that has not decreased the objective is forgotten.
             at = first if is_kronecker else method.reach(first.params, tolerance)
         journal.enter("stochastic", at)
     if is_kronecker and at.size > tolerance:
-        method = method.with_factor(len(params))
+        method = method.with_factor(at, quick)
     if is_kronecker and not certified:
-        method, at, steps = _steps_of_one_pass(method, at, tolerance, max_steps, journal, core_first=phase is not None)
+        core_first = phase is not None and method.factor is not quick
+        method, at, steps = _steps_of_one_pass(method, at, tolerance, max_steps, journal, core_first=core_first)
     if is_kronecker and at.size > tolerance and steps < max_steps:
         method = method if certified else method.with_core(at.params)
         at = method.reach(at.params, tolerance)
@@ -254,11 +255,14 @@ class _Method(NamedTuple):
     factor: InputFactor | None = None
     core: Core | None = None
 
-    def with_factor(self, labels: int) -> "_Method":
-        """With the factor of inputs, and a core that is not known yet."""
-        rows, e = _rows(self.data, self.l2.size), self.l2.size
-        core = no_core(self.data.labels.size, rows.size, labels, e)
-        return self._replace(factor=_input_factor(self.data, rows, e), core=core)
+    def with_factor(self, at: _Reached, quick: InputFactor | None) -> "_Method":
+        """With the factor of inputs, a quick one where that will do, and a core that is not known yet."""
+        rows = _rows(self.data, self.l2.size)
+        if quick is not None and _is_enough(quick, at, self.l2):
+            factor = quick
+        else:
+            factor = _input_factor(self.data, rows, self.l2.size)
+        return self._replace(factor=factor, core=no_core(self.data.labels.size, rows.size, len(at.params), factor))
 
     def with_core(self, params) -> "_Method":
         """With a preconditioner for these parameters."""
@@ -290,6 +294,15 @@ class _Method(NamedTuple):
 def _reached(point: Point) -> _Reached:
     objective, size = (number.item() for number in jax.device_get((point.objective, point.size)))
     return _Reached(point, objective, size)
+
+
+def _is_enough(factor: InputFactor, at: _Reached, l2) -> bool:
+    """Whether all other eigenvectors belong to curvature that is lost beside the penalty."""
+    if factor.rest is None:
+        return False
+    labels = at.point.label_curvature
+    curvature, rest, l2 = jax.device_get((jnp.diag(labels) if labels.ndim == 2 else labels, factor.rest, l2))
+    return bool(np.mean(curvature) * rest <= np.max(l2))
 
 
 _input_factor = jax.jit(input_factor, static_argnums=(2, 3))
@@ -329,8 +342,8 @@ def _first_phase(method: _Method, params) -> Callable | None:
     return None
 
 
-def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
-    """The stochastic phase of many coefficients, and its epochs."""
+def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, int, InputFactor]:
+    """The stochastic phase of many coefficients: where it leads, its epochs, and its factor of inputs."""
     b = method.data.labels.size
     count = -(-b // _BATCH)
     rates = _FIRST_RATE / 2 * (1 + np.cos(np.pi * np.arange(_EPOCHS * count) / (_EPOCHS * count)))
@@ -342,16 +355,16 @@ def _on_batches(method: _Method, params, tolerance: float, rng) -> tuple[Array, 
         # Rows without an example are spread over the batches.
         batches = np.ascontiguousarray(places.reshape(-1, count).T)
         iterate = epoch(method.data, method.l2, factor, iterate, batches, of_epoch)
-    return iterate.params.astype(params.dtype), _EPOCHS
+    return iterate.params.astype(params.dtype), _EPOCHS, factor
 
 
-def _on_a_sample(method: _Method, params, tolerance: float, rng) -> tuple[Array, int]:
-    """The stochastic phase of few coefficients, and its steps."""
+def _on_a_sample(method: _Method, params, tolerance: float, rng) -> tuple[Array, int, None]:
+    """The stochastic phase of few coefficients: where it leads, and its steps."""
     b = method.data.labels.size
     rows = rng.randint(0, b, _sample_size(b, params)).astype(np.int32)
     enough = np.dtype(params.dtype).type(max(tolerance, _SAMPLE_NOISE / math.sqrt(rows.size)))
     params, steps = descend(method.data, rows, method.l2, params, enough, np.int32(_SAMPLE_STEPS))
-    return params, int(steps)
+    return params, int(steps), None
 
 
 def _sample_size(rows: int, params) -> int:

@@ -168,18 +168,18 @@ def test_solution_with_a_core_has_it_on_leading_inputs_and_the_product_on_the_ot
     rotated[:, -2:] = leading
     expected = rotated @ vectors.T * scales
     np.testing.assert_allclose(found, expected - expected.mean(0), rtol=1e-3, atol=1e-4 * np.max(np.abs(expected)))
-    unknown = no_core(B, B, N, E)
+    unknown = no_core(B, B, N, InputFactor(jnp.ones(E), jnp.ones(E), jnp.eye(E)))
     assert unknown.factor.shape == core.factor.shape
     found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
     np.testing.assert_allclose(found, without, rtol=1e-6)
 
 
 def test_core_is_as_large_as_it_pays():
-    assert core_size(60_000, 10_000, 10, 785) == 1024 // 9
-    assert core_size(600_000, 10_000, 2, 785) == 785
-    assert core_size(60_000, 10_000, 65, 785) == 0
+    assert core_size(60_000, 10_000, 10, 785, 785) == 1024 // 9
+    assert core_size(600_000, 10_000, 2, 785, 785) == 785
+    assert core_size(60_000, 10_000, 65, 785, 785) == 0
     # Of few examples a small one, that costs as much as ten products with the Hessian.
-    small = core_size(1800, 1800, 10, 65)
+    small = core_size(1800, 1800, 10, 65, 65)
     assert 0 < small < 65
     c = 9 * small
     assert 1800 * c**2 + 4 * c**3 <= 10 * 6 * 1800 * 10 * 65
