@@ -29,6 +29,8 @@ __all__ = [
 
 # Columns whose second moment is so many times the typical one are made smaller: float32 would not see the others.
 _LARGE = 100.0
+# Of inputs, in units of the largest among some of the rows.
+_LARGEST_SQUARE = 1e20
 # The most rows of a core, and how many products with the Hessian it may cost; it is damped by so large a part of its
 # mean eigenvalue. There is none with more labels than so many: it would have few inputs.
 _CORE, _CORE_COST, _CORE_DAMPING, _CORE_LABELS = 1024, 10, 1e-6, 64
@@ -67,12 +69,13 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     # Before products are taken, in which large columns would overflow. Written once: compilers would gather the rows
     # again for every use.
     largest = jnp.max(jnp.abs(x), axis=0)
-    root = jnp.sqrt(w)[:, None] * x / jnp.where(largest > 0, largest, 1)[None, :]
+    largest = jnp.where(largest > 0, largest, 1)
+    root = jnp.sqrt(w)[:, None] * x / largest[None, :]
     root = jax.lax.optimization_barrier(root)
     moments = times(root.T, root)
     if rank is None and rows.size < data.labels.size:
         # Rare columns are missing among some of the rows, and steps along them would be far too long.
-        all_rows = _squares(data, jnp.where(largest > 0, largest, 1))
+        all_rows = _squares(data, largest)
         moments = moments + jnp.diag(jnp.maximum(all_rows - jnp.diag(moments), 0))
     sizes = jnp.sqrt(jnp.diag(moments)) * largest
     # The geometric mean of those that are not 0; 1 if all are.
@@ -97,7 +100,7 @@ def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
     assert isinstance(data.design, Dense)
     d = data.design.shape()[1]
     x = jnp.where(w > 0, data.design.x.astype(jnp.float32), 0) / units[None, :d]
-    squares = jnp.sum(w * x**2, axis=0)
+    squares = jnp.sum(w * jnp.minimum(x**2, _LARGEST_SQUARE), axis=0)
     return squares if units.size == d else jnp.concatenate([squares, jnp.sum(w, axis=0)])
 
 

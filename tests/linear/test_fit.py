@@ -245,6 +245,32 @@ def test_core_is_made_when_steps_of_one_pass_were_many(monkeypatch):
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(("l2", "is_enough"), [(1.0, True), (1e-6, False)], ids=["large", "small"])
+def test_quick_factor_serves_later_steps_where_the_penalty_hides_what_it_lacks(monkeypatch, l2, is_enough):
+    """The core then waits, as it does where there was no first phase."""
+    calls = {"_input_factor": 0, "_make_core": 0}
+
+    def counted(name):
+        function = getattr(module, name)
+
+        def call(*args):
+            calls[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in calls:
+        counted(name)
+    with_batches(monkeypatch, _QUICK_RANK=2, _BEFORE_CORE=50)
+    p = PROBLEM._replace(l2=np.full_like(PROBLEM.l2, l2))
+    fit = run(monkeypatch, p=p, tolerance=1e-7)
+    assert fit.result == Result.CONVERGED
+    assert calls["_input_factor"] == (1 if is_enough else 2)
+    assert (calls["_make_core"] == 0) == is_enough
+    optimum = reference.linear_optimum(p.inputs, p.labels, p.weights, p.l2, N)
+    assert objective_at(fit.params, p) == pytest.approx(objective_at(optimum, p), abs=1e-9)
+
+
 def with_a_sample(patch):
     """Newton's method on a sample, for few examples."""
     patch.setattr(module, "_SAMPLE_LEAST", 30)
