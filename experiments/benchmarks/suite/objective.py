@@ -31,7 +31,8 @@ def objective_and_gradient_norm(params, inputs, labels, l2) -> tuple[float, floa
     params = np.asarray(params, np.float64)
     losses, gradient = 0.0, np.zeros_like(params)
     for x, y, _ in _blocks(inputs, labels, params):
-        loss, p = _losses(x, y, params)
+        loss, exponentials, total = _losses(x, y, params)
+        p = exponentials / total
         p[np.arange(len(y)), y] -= 1
         losses += loss
         gradient += x.T @ p
@@ -51,12 +52,12 @@ def _blocks(inputs, labels, params):
 
 
 def _losses(x, y, params):
-    """Their sum, and the probabilities."""
-    x = x.astype(np.float64, copy=False)
-    h = x @ params
-    # Measured from what was observed, logits lose no digits of the loss.
-    h = h - h[np.arange(len(y)), y][:, None]
+    """Their sum, the exponentials of logits from the largest of each row on, and their sums."""
+    h = x.astype(np.float64, copy=False) @ params
+    # Measured from what was observed, logits lose no digits of the loss. In place: arrays of many labels are large.
+    observed = h[np.arange(len(y)), y][:, None]
     largest = h.max(axis=1, keepdims=True)
-    p = np.exp(h - largest)
-    total = p.sum(axis=1, keepdims=True)
-    return np.sum(largest + np.log(total)), p / total
+    h -= largest
+    exponentials = np.exp(h, out=h)
+    total = exponentials.sum(axis=1, keepdims=True)
+    return np.sum(largest - observed + np.log(total)), exponentials, total

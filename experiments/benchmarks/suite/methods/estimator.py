@@ -18,6 +18,10 @@ __all__ = ["estimator", "linear_fit"]
 
 # Four to a factor of ten: other methods are looked at after every step.
 TOLERANCES = tuple(10 ** (-i / 4) for i in range(4, 29))
+MAX_STEPS = 100
+# Of more logits than these, a pass takes so long that a first fit, to compile, has few steps; what it does not come to
+# is compiled when it is needed, on the clock.
+MANY_LOGITS, FEW_STEPS = 10**7, 3
 
 
 def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
@@ -25,8 +29,8 @@ def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterat
     del setting
     l2 = penalty_of_coefficients(problem)
 
-    def fit(tolerance: float) -> _Fitted:
-        model = LogisticRegression(l2=l2, tol=tolerance, fit_intercept=False, random_state=seed)
+    def fit(tolerance: float, max_steps: int = MAX_STEPS) -> _Fitted:
+        model = LogisticRegression(l2=l2, tol=tolerance, fit_intercept=False, random_state=seed, max_iter=max_steps)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             began = time.perf_counter()
@@ -35,7 +39,7 @@ def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterat
         phases, cg_steps = model.history_["phase"], model.history_["cg_steps"]
         return _Fitted(seconds, _passes(phases, cg_steps, model.n_iter_[0]), to_params(model.coef_), model.converged_)
 
-    return _ladder(fit)
+    return _ladder(problem, fit)
 
 
 def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
@@ -47,17 +51,17 @@ def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Itera
     x, labels, weights, l2, start = jax.device_put((problem.inputs, problem.labels, weights, l2, start))
     data = linear.Data(linear.Dense(x), labels, weights)
 
-    def fit(tolerance: float) -> _Fitted:
+    def fit(tolerance: float, max_steps: int = MAX_STEPS) -> _Fitted:
         rng = np.random.RandomState(seed)
         began = time.perf_counter()
-        found = linear.fit(data, l2, start, tolerance=tolerance, max_steps=100, rng=rng)
+        found = linear.fit(data, l2, start, tolerance=tolerance, max_steps=max_steps, rng=rng)
         params = jax.block_until_ready(found.params)
         seconds = time.perf_counter() - began
         phases, cg_steps = (np.array([getattr(at, name) for at in found.history]) for name in ("phase", "cg_steps"))
         is_converged = found.result == Result.CONVERGED
         return _Fitted(seconds, _passes(phases, cg_steps, found.steps), np.asarray(params).T, is_converged)
 
-    return _ladder(fit)
+    return _ladder(problem, fit)
 
 
 class _Fitted(NamedTuple):
@@ -67,8 +71,9 @@ class _Fitted(NamedTuple):
     is_converged: bool
 
 
-def _ladder(fit: Callable[[float], _Fitted]) -> Iterator[Ready | Checkpoint]:
-    first, second = fit(TOLERANCES[-1]), fit(TOLERANCES[0])
+def _ladder(problem: Problem, fit: Callable[..., _Fitted]) -> Iterator[Ready | Checkpoint]:
+    is_large = len(problem.labels) * problem.classes > MANY_LOGITS
+    first, second = fit(TOLERANCES[-1], FEW_STEPS if is_large else MAX_STEPS), fit(TOLERANCES[0])
     yield Ready(max(first.seconds - second.seconds, 0.0))
     for tolerance in TOLERANCES:
         found = fit(tolerance)
