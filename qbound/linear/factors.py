@@ -29,6 +29,8 @@ __all__ = [
 
 # Columns whose second moment is so many times the typical one are made smaller: float32 would not see the others.
 _LARGE = 100.0
+# Columns of which all rows have so many times the squares of some have those of all.
+_RARE = 1.5
 # Of inputs, in units of the largest among some of the rows.
 _LARGEST_SQUARE = 1e20
 # The most rows of a core, and how many products with the Hessian it may cost; it is damped by so large a part of its
@@ -74,9 +76,10 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     root = jax.lax.optimization_barrier(root)
     moments = times(root.T, root)
     if rank is None and rows.size < data.labels.size:
-        # Rare columns are missing among some of the rows, and steps along them would be far too long.
-        all_rows = _squares(data, largest)
-        moments = moments + jnp.diag(jnp.maximum(all_rows - jnp.diag(moments), 0))
+        # Rare columns are missing among some of the rows, and steps along them would be far too long. Of the others,
+        # to add what is a small part of a column could be more than the least eigenvalues.
+        of_some, of_all = jnp.diag(moments), _squares(data, largest)
+        moments = moments + jnp.diag(jnp.where(of_all > _RARE * of_some, of_all - of_some, 0))
     sizes = jnp.sqrt(jnp.diag(moments)) * largest
     # The geometric mean of those that are not 0; 1 if all are.
     some = sizes > 0
