@@ -38,8 +38,9 @@ __all__ = [
 
 # The most probabilities of all examples to hold; else every product makes them anew.
 _HELD = 1 << 22
-# The most logits of a block, and as many as a cache has, with what is made of them.
-_BLOCK, _CACHED = 1 << 22, 1 << 16
+# The most logits of a block; and of one with many labels, so that the cache holds them, unless all are twice as many at
+# most: a block must be long enough to be divided among cores.
+_BLOCK, _CACHED = 1 << 22, 1 << 20
 # Up to so many labels the mean label curvature is a matrix, beyond only its diagonal: to form and factorise it takes
 # longer than the steps that it saves.
 _MATRIX_LIMIT = 64
@@ -98,7 +99,8 @@ def fold(
     Blocks have no more logits than the cache where labels are many, unless that is not asked for.
     """
     b = data.design.shape()[0]
-    size = data.design.block_size(labels, _CACHED if cached and labels > _MATRIX_LIMIT else _BLOCK)
+    is_cached = cached and labels > _MATRIX_LIMIT and b * labels > 2 * _CACHED
+    size = data.design.block_size(labels, _CACHED if is_cached else _BLOCK)
     zero = jnp.zeros((), jnp.int32)
     if size == b:
         return function(carry, data, zero)
