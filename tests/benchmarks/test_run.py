@@ -94,6 +94,15 @@ def test_all_settings_are_tried_with_one_penalty_and_the_useful_ones_with_others
     assert [s["steps"] for s in others] == [60, 250]
 
 
+def test_final_may_take_longer_than_its_heats_but_not_longer_than_any_run(fake, tmp_path):
+    run.perform(run.Plan(**PLAN, least_seconds=3.0, most_seconds=5.0), tmp_path / "most")
+    run.perform(run.Plan(**PLAN, least_seconds=3.0), tmp_path / "twice")
+    for first, final, requests in zip((5.0, 8.0), (5.0, 6.0), np.array_split(fake.requests, 2), strict=True):
+        # Before anyone has arrived, a heat may take as long as any run.
+        assert {r["seconds"] for r in requests if r["seed"] == 0} == {first, 3.0}
+        assert {r["seconds"] for r in requests if r["seed"] > 0} == {final}
+
+
 def test_final_has_the_fastest_of_both_sides_in_turns(fake, tmp_path):
     run.perform(run.Plan(**PLAN), tmp_path)
     finals = [r for r in fake.requests if r["folder"].endswith("one") and r["l2"] == 1e-4 and r["seed"] > 0]

@@ -163,10 +163,10 @@ def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize(("labels", "blocks"), [(64, 1), (65, 3)])
-def test_blocks_fit_the_cache_where_labels_are_many(labels, blocks, monkeypatch):
+@pytest.mark.parametrize(("labels", "cached_rows", "blocks"), [(64, 50, 1), (65, 50, 3), (65, 74, 3), (65, 75, 1)])
+def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_rows, blocks, monkeypatch):
     monkeypatch.setattr(design, "_LEAST_ROWS", 1)
-    monkeypatch.setattr(objective, "_CACHED", 65 * 50)
+    monkeypatch.setattr(objective, "_CACHED", 65 * cached_rows)
     assert int(fold(problem().data(), labels, lambda calls, block, _: calls + 1, jnp.zeros((), jnp.int32))) == blocks
 
 
