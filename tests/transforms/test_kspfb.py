@@ -400,18 +400,40 @@ def test_preconditions_spfb():
     np.testing.assert_allclose(optax.tree.get(state, "factor_input_batches"), 1.9)
 
 
-def test_momentum_is_a_debiased_mean_of_directions():
+def test_first_step_is_the_dense_solve_of_the_regularised_gradient():
+    """Whatever the momentum: of one direction the mean is that direction."""
     p = problems.linear(b=9)
-    options = {"l2": 1e-2, "relative_damping": 0.0}
-    (a, _), (b, _) = (
-        problems.first_update(qbound.kspfb(0.5, problems.affine, momentum=m, **options), problems.affine, *p)
-        for m in (0.0, 0.9)
-    )
-    np.testing.assert_allclose(flat(a), flat(b), rtol=1e-9)
     grads = jax.grad(problems.loss, argnums=1)(problems.affine, *p)
     g = as_matrix(grads) + 1e-2 * as_matrix(p.params)
     s = dense_solve(label_curvature(problems.affine(p.params, p.inputs)), moments(p.inputs), g, 1e-2)
-    np.testing.assert_allclose(as_matrix(a), -0.5 * s, rtol=1e-9)
+    for momentum in (0.0, 0.9):
+        tx = qbound.kspfb(0.5, problems.affine, momentum=momentum, l2=1e-2, relative_damping=0.0)
+        updates, _ = problems.first_update(tx, problems.affine, *p)
+        np.testing.assert_allclose(as_matrix(updates), -0.5 * s, rtol=1e-9)
+
+
+def test_momentum_is_a_debiased_mean_of_directions():
+    """-rate times sum_i m^i s_{t-i} / sum_i m^i, over several updates; m is 0.8 by default."""
+    p, options = problems.linear(b=9), {"l2": 1e-2, "update_every": 1, "label_every": 1}
+    transforms = {m: qbound.kspfb(0.01, problems.affine, momentum=m, **options) for m in (0.0, 0.3)}
+    transforms[0.8] = qbound.kspfb(0.01, problems.affine, **options)
+    states = {m: tx.init(p.params) for m, tx in transforms.items()}
+
+    @jax.jit
+    def update(states, x, y):
+        grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, x, y)
+        both = {m: tx.update(grads, states[m], p.params, inputs=x) for m, tx in transforms.items()}
+        return {m: pair[0] for m, pair in both.items()}, {m: pair[1] for m, pair in both.items()}
+
+    directions = []
+    for seed in range(4):
+        batch = problems.linear(b=9, seed=seed)
+        updates, states = update(states, batch.inputs, batch.labels)
+        directions.append(flat(updates[0.0]))
+        for m in (0.3, 0.8):
+            weights = m ** np.arange(len(directions))[::-1]
+            np.testing.assert_allclose(flat(updates[m]), weights @ directions / weights.sum(), rtol=1e-9)
+    assert np.linalg.norm(directions[0] - directions[1]) > 0.1 * np.linalg.norm(directions[0])
 
 
 @pytest.mark.usefixtures("without_type_checks")
