@@ -29,6 +29,7 @@ __all__ = [
     "layout_of",
     "mean_input_value",
     "mean_label_curvature",
+    "second_moments",
     "with_inputs",
     "with_labels",
 ]
@@ -37,6 +38,10 @@ __all__ = [
 LABELS_LIMIT = 1000
 # At most so many numbers of the n x n curvatures of single examples at a time.
 CHUNK = 2**22
+# At most so many numbers of inputs at a time, where they must be copied.
+MOMENTS = 2**24
+# With more inputs than so many, no e x e matrices are made: in float32 one has 4 GiB.
+INPUTS_LIMIT = 2**15
 
 
 class KspfbFactors(NamedTuple):
@@ -116,6 +121,12 @@ def _takes(logits_fn, params, inputs, labels) -> bool:
 def empty_factors(layout: MatrixLayout, bohning: bool, input_rank: int | None, dtype) -> KspfbFactors:
     """Before the first batch. Few inputs have all their eigenvectors, whatever the rank."""
     e, n = jax.eval_shape(layout.to_matrix, layout.domain()).shape
+    if e > INPUTS_LIMIT:
+        raise ValueError(
+            f"params: expected weights for at most {INPUTS_LIMIT:,} inputs, because the factor of inputs is a matrix; "
+            f"got {e:,} inputs, a matrix of {e * e * jnp.dtype(dtype).itemsize / 2**30:,.0f} GiB. qbound.spfb has no "
+            "such matrix; or map the inputs to fewer features"
+        )
     fixed = bohning or n > LABELS_LIMIT
     r = e if input_rank is None or e <= 2 * input_rank else input_rank
 
@@ -173,17 +184,20 @@ def with_labels(
 
 
 def with_inputs(
-    factors: KspfbFactors, decay: Float[Array, ""], x: Float[Array, "b e"], weights: Float[Array, " b"], scaled: bool
+    factors: KspfbFactors,
+    decay: Float[Array, ""],
+    x: Array,
+    weights: Float[Array, " b"] | None,
+    has_bias: bool,
+    scaled: bool,
 ) -> KspfbFactors:
     """With the second moments of the inputs of a batch, in eigenvectors; as it was if they are not finite, or all 0."""
-    # A weight of 0 removes its example, even one that is infinite.
-    x = jnp.where(weights[:, None] == 0, 0, x)
-    new = times((weights[:, None] * x).T, x)
+    new = second_moments(x, weights, has_bias, decay.dtype)
     # Of inputs that are all 0 nothing can be learnt, and steps would be divided by the damping alone.
     finite = jnp.all(jnp.isfinite(new)) & (jnp.trace(new) > 0)
     total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
     mean = jnp.where(finite, total / count, 0)
-    scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(x[0])
+    scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(mean[0])
     scaled_mean = scales[:, None] * mean * scales[None, :]
     rest = None
     if factors.factor_input_rest is None:
@@ -202,6 +216,40 @@ def with_inputs(
         factor_input_rest=rest,
     )
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
+
+
+def second_moments(x: Array, weights: Float[Array, " b"] | None, has_bias: bool, dtype: Any) -> Float[Array, "e e"]:
+    """sum_j w_j x_j x_j', the mean without weights; with a bias, of inputs with a 1 at their end.
+
+    Many rows are taken some at a time, because a copy of all could be too large: with weights, or in another dtype.
+    """
+    b, d = x.shape
+    rows = max(1, MOMENTS // d)
+
+    def of_rows(x, w):
+        x = x.astype(dtype)
+        if w is None:
+            return times(x.T, x) / b, jnp.sum(x, axis=0) / b
+        # A weight of 0 removes its example, even one that is infinite.
+        known: Array = jnp.where(w[:, None] == 0, 0, x)  # pyright: ignore[reportAssignmentType]
+        weighted = w[:, None] * known
+        return times(weighted.T, known), jnp.sum(weighted, axis=0)
+
+    def add(i, sums):
+        piece = [None if a is None else jax.lax.dynamic_slice_in_dim(a, i * rows, rows) for a in (x, weights)]
+        return jax.tree.map(jnp.add, sums, of_rows(*piece))
+
+    if b <= rows or (weights is None and x.dtype == dtype):
+        squares, means = of_rows(x, weights)
+    else:
+        whole = b // rows * rows
+        # The first sums, of what is left over, may be of no row at all.
+        first = of_rows(x[whole:], None if weights is None else weights[whole:])
+        squares, means = jax.lax.fori_loop(0, b // rows, add, first)
+    if not has_bias:
+        return squares
+    one = jnp.ones((1, 1), dtype) if weights is None else jnp.sum(weights)[None, None]
+    return jnp.block([[squares, means[:, None]], [means[None, :], one]])
 
 
 def input_scales(moments: Float[Array, " e"]) -> Float[Array, " e"]:
