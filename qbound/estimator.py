@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import math
-import sys
 import warnings
 from numbers import Integral, Real
 from typing import Any, cast
@@ -30,6 +28,7 @@ from threadpoolctl import ThreadpoolController
 
 from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit
 from qbound.mm.results import Result
+from qbound.scikit_learn.progress_bar import ProgressBar
 
 __all__ = ["LogisticRegression"]
 
@@ -40,7 +39,6 @@ _PADDED_SIZE = 1 << 20
 _STREAM_ROWS, _STREAM_NUMBERS, _STREAM_LOGITS = 1000, 1 << 25, 1 << 22
 # From so many columns on, factorisations take their time.
 _FACTORISED = 100
-_BAR = 24
 
 
 class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
@@ -294,7 +292,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         is_sparse = scipy.sparse.issparse(X)
         if not is_sparse and X.size <= _PADDED_SIZE:
             X, labels, weights = _with_rows(_padded(len(labels)), X, labels, weights)
-        with _ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
+        with ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
             # All at once: each transfer has its own overhead, as long as a step on small data.
             x, *rest = jax.device_put((None if is_sparse else X, labels, weights, penalty, start))
             labels, weights, penalty, start = rest
@@ -367,32 +365,3 @@ def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, n
 
 def _columns(history: list[Progress]) -> dict[str, Any]:
     return dict(zip(Progress._fields, zip(*history, strict=True), strict=True))
-
-
-class _ProgressBar:
-    """One line on stderr: how far the gradient has come, in orders of magnitude."""
-
-    def __init__(self, tolerance: float, shown: bool):
-        self.tolerance, self.shown, self.first = tolerance, shown, 0.0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.shown and self.first:
-            print(file=sys.stderr)
-
-    def show(self, progress: Progress):
-        """Overwrite it."""
-        if not self.shown:
-            return
-        self.first = self.first or progress.gradient
-        way = math.log(self.first / self.tolerance) if 0 < self.tolerance < self.first else 0.0
-        gone = math.log(self.first / progress.gradient) if progress.gradient > 0 else way
-        gone = gone if math.isfinite(gone) else 0.0
-        full = round(_BAR * min(max(gone / way, 0.0), 1.0)) if way > 0 else _BAR
-        line = (
-            f"\r[{'#' * full}{'.' * (_BAR - full)}] {progress.phase:12} {progress.seconds:6.1f} s  objective "
-            f"{progress.objective:.6f}  gradient {progress.gradient:.1e}, tol {self.tolerance:.0e}"
-        )
-        print(line, end="", file=sys.stderr, flush=True)

@@ -28,6 +28,7 @@ LAYERS = [
     {"qbound.mm", "qbound.transforms"},
     {"qbound.linear"},
     {"qbound"},
+    {"qbound.scikit_learn"},
     {"qbound.estimator"},
 ]
 

@@ -1,0 +1,1 @@
+"""What the estimator needs beside a fit to be one of scikit-learn's; by public names of scikit-learn alone."""
