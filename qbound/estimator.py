@@ -1,7 +1,6 @@
 """Logistic regression with scikit-learn's interface: safe, fast, and with nothing to tune."""
 
 import contextlib
-import functools
 import warnings
 from numbers import Integral, Real
 from typing import Any, cast
@@ -24,11 +23,11 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from threadpoolctl import ThreadpoolController
 
 from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit
 from qbound.mm.results import Result
 from qbound.scikit_learn.progress_bar import ProgressBar
+from qbound.scikit_learn.threads import one_thread
 
 __all__ = ["LogisticRegression"]
 
@@ -338,17 +337,8 @@ def _precision(dtype):
 
 
 def _one_thread(columns: int):
-    """One thread for BLAS, whose factorisations are slower when its threads fight those of XLA for the cores.
-
-    To set it takes longer than a small factorisation.
-    """
-    return _threads().limit(limits=1, user_api="blas") if columns >= _FACTORISED else contextlib.nullcontext()
-
-
-@functools.cache
-def _threads() -> ThreadpoolController:
-    """To look for the libraries takes milliseconds: once."""
-    return ThreadpoolController()
+    """One thread for BLAS; to set that takes longer than a small factorisation."""
+    return one_thread() if columns >= _FACTORISED else contextlib.nullcontext()
 
 
 def _padded(rows: int) -> int:
