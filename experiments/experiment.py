@@ -6,6 +6,7 @@ all methods, and every method then has its own best setting with that penalty, s
 With these, every method is trained on all training rows, once for each seed; methods take turns within a seed.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -19,6 +20,7 @@ import numpy as np
 import qbound
 from experiments.data import Data, load, with_intercept
 from experiments.errors import UserError, writing
+from experiments.lock import alone_in, locked
 from experiments.methods import Method, Schedule
 from experiments.progress import Progress
 from experiments.runs import Result, folder_of, perform, read_json, write_json
@@ -134,6 +136,11 @@ def _rows(inputs, labels) -> Rows:
 def perform_all(experiment: Experiment, data_dir: str | None = None, show: bool = True) -> Path:
     """Tune and train every contender, write what was found to summary.json, and say where that is."""
     folder = Path(experiment.output) / experiment.name
+    with alone_in(folder):
+        return _perform_all(experiment, folder, data_dir, show)
+
+
+def _perform_all(experiment: Experiment, folder: Path, data_dir: str | None, show: bool) -> Path:
     problems = _Problems(experiment, data_dir)
     tuned = [c for c in experiment.contenders if c.tuned_as is None]
     progress = Progress(
@@ -261,16 +268,22 @@ def _least_objective(experiment: Experiment, l2: float, problem: Callable[[], Pr
     """The minimum, by the full-batch method; kept in a file that all comparisons with this objective share."""
     end = "" if experiment.intercept else "-without-intercept"
     tolerance = experiment.least_tolerance
-    path = Path(experiment.output) / "least" / f"{experiment.data_set}-{l2:g}-{tolerance:g}{end}.json"
-    if path.exists():
+    # All digits of both: objectives that differ must not share a file.
+    path = Path(experiment.output) / "least" / f"{experiment.data_set}-{l2!r}-{tolerance!r}{end}.json"
+    waiting = f"{path.stem}: waiting for another process that looks for its least objective"
+    with contextlib.ExitStack() as stack:
+        # Comparisons of other names may need the same one.
+        with writing(path.parent):
+            stack.enter_context(locked(path.with_suffix(".lock"), lambda _: print(waiting, flush=True)))
+        if not path.exists():
+            write_json(path, _find_least(path.stem, l2, tolerance, problem))
         return read_json(path)["objective"]
+
+
+def _find_least(name: str, l2: float, tolerance: float, problem: Callable[[], Problem]) -> dict[str, float]:
     rows, classes = problem().train, problem().classes
     params = jnp.zeros((rows.inputs.shape[1], classes), jnp.float32)
     _, info = qbound.mm.run(qbound.linear_logits, params, *rows, l2=l2, tolerance=tolerance, throw=False)
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
     if info.gradient_norm > tolerance:
-        print(f"note: the least objective of {path.stem} was found to a gradient norm of {info.gradient_norm:.1e} only")
-    found = {"objective": float(info.objective), "gradient_norm": float(info.gradient_norm), "steps": int(info.steps)}
-    write_json(path, found)
-    return found["objective"]
+        print(f"note: the least objective of {name} was found to a gradient norm of {info.gradient_norm:.1e} only")
+    return {"objective": float(info.objective), "gradient_norm": float(info.gradient_norm), "steps": int(info.steps)}

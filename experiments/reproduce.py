@@ -24,6 +24,7 @@ from pathlib import Path
 from experiments import robustness
 from experiments.errors import one_line_errors, writing
 from experiments.experiment import Experiment, perform_all
+from experiments.lock import alone_in
 from experiments.overrides import load_config
 from experiments.report import Summary, draw_summaries, footnote, read_summary, table
 
@@ -66,8 +67,6 @@ def quick(experiment: Experiment) -> Experiment:
 def reproduce(output: Path, *, data_dir: str | None, in_small: bool) -> None:
     """All of it; the folder of each comparison is beside the pictures."""
     began = time.monotonic()
-    with writing(output):
-        output.mkdir(parents=True, exist_ok=True)
 
     def compare(name: str):
         experiment = dataclasses.replace(load_config(f"configs/{name}.py", Experiment), output=str(output))
@@ -113,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = Path(given.output or ("results/quick" if given.quick else "results/reproduction"))
 
     def command() -> int:
-        reproduce(output, data_dir=given.data_dir, in_small=given.quick)
+        with alone_in(output):
+            reproduce(output, data_dir=given.data_dir, in_small=given.quick)
         return 0
 
     return one_line_errors(command)

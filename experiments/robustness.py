@@ -19,6 +19,7 @@ import numpy as np
 from experiments.data import load
 from experiments.errors import one_line_errors
 from experiments.experiment import problem_of, slug
+from experiments.lock import alone_in
 from experiments.methods import Method
 from experiments.overrides import load_config, override
 from experiments.plots import panels, save
@@ -76,6 +77,11 @@ LOOKS = {
 def perform_all(config: Robustness, data_dir: str | None = None, show: bool = True) -> Path:
     """Make every run, and say where the list of them is."""
     folder = Path(config.output) / "robustness"
+    with alone_in(folder):
+        return _perform_all(config, folder, data_dir, show)
+
+
+def _perform_all(config: Robustness, folder: Path, data_dir: str | None, show: bool) -> Path:
     progress = Progress("robustness", len(config.data_sets) * len(config.entrants) * len(config.learning_rates), show)
     runs: dict[str, dict[str, dict[str, str]]] = {}
     for data_set in config.data_sets:
@@ -93,7 +99,7 @@ def perform_all(config: Robustness, data_dir: str | None = None, show: bool = Tr
                 where = folder_of(run, folder / data_set / slug(entrant.label))
                 label = f"{data_set}, {entrant.label}, {rate:g}"
                 progress.done(perform(run, problem, where, progress.run(label, run)))
-                runs[data_set][entrant.label][f"{rate:g}"] = str(where.relative_to(folder))
+                runs[data_set][entrant.label][repr(rate)] = str(where.relative_to(folder))
     write_json(folder / "summary.json", {"config": dataclasses.asdict(config), "runs": runs})
     return folder / "summary.json"
 

@@ -20,11 +20,7 @@ from tensorflow_datasets.core.download.util import DownloadError
 
 from experiments.datasets.errors import DataError, RawFileError
 from experiments.datasets.raw_files import verify
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes should not prepare the same data set at once
-    fcntl = None
+from experiments.lock import locked
 
 __all__ = ["prepared"]
 
@@ -47,8 +43,8 @@ def prepared(
     with _one_line(name, cache_dir), _quiet():
         builder = make(data_dir=cache_dir, file_format="array_record")
         if not builder.is_prepared():
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            with _lock(cache_dir / f".{name}.lock", name):
+            waiting = f"{name}: waiting for another process that prepares it"
+            with locked(cache_dir / f".{name}.lock", lambda _: _say(waiting)):
                 # Anew: another process may have been faster.
                 builder = make(data_dir=cache_dir, file_format="array_record")
                 if not builder.is_prepared():
@@ -139,19 +135,6 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         tfds.display_progress_bar(True)
-
-
-@contextlib.contextmanager
-def _lock(path: Path, name: str) -> Iterator[None]:
-    """One process at a time; the system opens the lock when its process ends, however it ends."""
-    with path.open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _say(f"{name}: waiting for another process that prepares it")
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

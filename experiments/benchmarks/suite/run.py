@@ -26,6 +26,7 @@ from experiments.benchmarks.suite.optimum import optimum
 from experiments.benchmarks.suite.pool import Pool
 from experiments.benchmarks.suite.race import Outcome, time_to
 from experiments.errors import UserError, writing
+from experiments.lock import alone_in
 from experiments.runs import environment, read_json, write_json
 
 __all__ = ["FULL", "QUICK", "Plan", "collect", "perform"]
@@ -91,8 +92,11 @@ class Entry(NamedTuple):
 
 def perform(plan: Plan, folder: Path, data_dir: str | None = None) -> Path:
     """Run what has no file yet, and say where the summary is."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        return _perform(plan, folder, data_dir)
+
+
+def _perform(plan: Plan, folder: Path, data_dir: str | None) -> Path:
     pool = Pool(folder)
     began = time.monotonic()
     try:
