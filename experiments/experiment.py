@@ -23,7 +23,7 @@ from experiments.errors import UserError, writing
 from experiments.lock import alone_in, locked
 from experiments.methods import Method, Schedule
 from experiments.progress import Progress
-from experiments.runs import Result, folder_of, perform, read_json, write_json
+from experiments.runs import REMOVE, Result, folder_of, perform, read_json, write_json
 from experiments.train import Problem, Rows, Run
 
 __all__ = ["Contender", "Experiment", "Setting", "grid", "perform_all", "problem_of", "slug"]
@@ -277,7 +277,10 @@ def _least_objective(experiment: Experiment, l2: float, problem: Callable[[], Pr
             stack.enter_context(locked(path.with_suffix(".lock"), lambda _: print(waiting, flush=True)))
         if not path.exists():
             write_json(path, _find_least(path.stem, l2, tolerance, problem))
-        return read_json(path)["objective"]
+        try:
+            return float(read_json(path)["objective"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path}: expected an objective; found: {error!r}. {REMOVE}") from error
 
 
 def _find_least(name: str, l2: float, tolerance: float, problem: Callable[[], Problem]) -> dict[str, float]:

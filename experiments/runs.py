@@ -4,7 +4,7 @@ config.json        the run; its hash is in the name of the folder
 environment.json   for every start of the run: commit, whether files differed from it, versions, device
 metrics.jsonl      one record a line; the same for the same run, byte by byte, however often it was interrupted
 timing.jsonl       seconds of training, one line for each record
-checkpoint.npz     parameters and state after the last record; parameters alone once the run has ended
+checkpoint.npz     parameters and state after the last record; once the run has ended, parameters and its result
 result.json        how the run ended; a run that has this is not repeated
 """
 
@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,8 @@ __all__ = ["Result", "environment", "folder_of", "perform", "read_json", "read_l
 METRICS, TIMING, CHECKPOINT, RESULT = "metrics.jsonl", "timing.jsonl", "checkpoint.npz", "result.json"
 ENVIRONMENT = "environment.json"
 REMOVE = "Remove it, and what it was of is made again"
+# Raised for a checkpoint that is not there, has not what is looked for, or is damaged.
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 PACKAGES = ("jax", "jaxlib", "optax", "numpy", "qbound")
 
 
@@ -62,6 +65,9 @@ def perform(
     """
     if (found := read_result(folder)) is not None:
         return found
+    if (found := _read_ended(folder)) is not None:
+        _write_result(folder, found)
+        return found
     data = problem()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,10 +85,11 @@ def perform(
         if snapshot.ended is None:
             _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params, "state": snapshot.state})
             continue
-        # The result before the last checkpoint: without the result, the run goes on from a checkpoint with a state.
+        # The checkpoint first, so that a run with a result has no older one. Where death comes between the two, the
+        # result is in the checkpoint.
         found = Result(snapshot.ended, snapshot.step, snapshot.seconds, snapshot.metrics)
-        write_json(folder / RESULT, {**found._asdict(), "metrics": _without_nan(found.metrics)})
-        _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params})
+        _save(folder / CHECKPOINT, snapshot, {"params": snapshot.params}, result=json.dumps(_as_json(found)))
+        _write_result(folder, found)
         return found
     raise AssertionError("a run ends with a snapshot that says how")
 
@@ -92,8 +99,32 @@ def read_result(folder: Path) -> Result | None:
     path = folder / RESULT
     if not path.exists():
         return None
-    found = Result(**read_json(path))
-    return found._replace(metrics=_with_nan(found.metrics))
+    try:
+        return _from_json(read_json(path))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: expected the result of a run; found: {error!r}. {REMOVE}") from error
+
+
+def _read_ended(folder: Path) -> Result | None:
+    """The result in the last checkpoint of a run that has ended; None if that has not all of its records."""
+    try:
+        with np.load(folder / CHECKPOINT) as file:
+            found = _from_json(json.loads(str(file["result"])))
+        return found if read_lines(folder)[-1]["step"] == found.step else None
+    except (*UNREADABLE, IndexError):
+        return None
+
+
+def _write_result(folder: Path, result: Result) -> None:
+    write_json(folder / RESULT, _as_json(result))
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    return {**result._asdict(), "metrics": _without_nan(result.metrics)}
+
+
+def _from_json(content: Any) -> Result:
+    return Result(**{**content, "metrics": _with_nan(content["metrics"])})
 
 
 def read_lines(folder: Path) -> list[dict[str, float]]:
@@ -103,7 +134,7 @@ def read_lines(folder: Path) -> list[dict[str, float]]:
             [json.loads(line) for line in (folder / file).read_text().splitlines()] for file in (METRICS, TIMING)
         )
         return [_with_nan({**one, **other}) for one, other in zip(metrics, timing, strict=True)]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: expected the records of a run; found: {error}. {REMOVE}") from error
 
 
@@ -149,18 +180,18 @@ def _drop_lines_after(path: Path, step: int) -> None:
         try:
             if json.loads(line)["step"] > step:
                 break
-        except json.JSONDecodeError:
+        except (ValueError, KeyError, TypeError):
             break
         kept.append(line + "\n")
     if (after := "".join(kept)) != before:
         _write(path, after)
 
 
-def _save(path: Path, snapshot: Snapshot, kept: Any) -> None:
+def _save(path: Path, snapshot: Snapshot, kept: Any, **more: str) -> None:
     arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(kept))}
     temporary = path.with_name("checkpoint.part.npz")
     with writing(path):
-        np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays)
+        np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays, **more)
         os.replace(temporary, path)
 
 
@@ -174,7 +205,7 @@ def _restore(run: Run, problem: Problem, path: Path) -> Snapshot | None:
         with np.load(path) as file:
             found = [file[f"leaf{i}"] for i in range(len(leaves))]
             step, seconds = int(file["step"]), float(file["seconds"])
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # none, one of parameters alone, or a damaged one
+    except UNREADABLE:
         return None
     if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(found, leaves, strict=True)):
         return None  # of a method that kept another state

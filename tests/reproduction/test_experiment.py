@@ -168,3 +168,14 @@ def test_grids_of_different_sizes_and_unknown_methods_are_refused(tmp_path):
         Method("lspfb")
     with pytest.raises(ValueError, match="window: expected None for sgd; got 3"):
         Method("sgd", window=3)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '{"objective": null}'])
+def test_damaged_file_of_the_least_objective_is_named(tmp_path, content):
+    an = an_experiment(tmp_path)
+    path = tmp_path / "least" / "tiny-0.001-1e-05.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(UserError, match=f"{path}: expected .*Remove it, and what it was of is made again"):
+        comparison._least_objective(an, 1e-3, lambda: None)

@@ -1,5 +1,6 @@
 """A run as a folder: what it leaves behind, and that it goes on to the same numbers wherever it was killed."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -55,20 +56,102 @@ def test_run_begins_again_where_its_checkpoint_is_of_no_use(tmp_path):
     folder = tmp_path / "run"
     runs.perform(run, tiny_problem, folder)
     whole = (folder / "metrics.jsonl").read_bytes()
-    for damage in (lambda path: None, lambda path: path.write_bytes(b"PK"), lambda path: path.unlink()):
-        (folder / "result.json").unlink()  # the checkpoint has parameters alone now
+
+    def parameters_alone(path):
+        with np.load(path) as file:
+            kept = {name: file[name] for name in ("step", "seconds", "leaf0")}
+        np.savez(path, **kept)
+
+    for damage in (
+        parameters_alone,
+        lambda path: path.write_bytes(b"PK"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+        lambda path: (folder / "metrics.jsonl").unlink(),
+        lambda path: (folder / "metrics.jsonl").write_bytes(whole.rsplit(b"\n", 2)[0] + b"\n"),
+        lambda path: (folder / "metrics.jsonl").write_bytes(b'{"st": 0}\n'),
+    ):
+        (folder / "result.json").unlink()
         damage(folder / "checkpoint.npz")
         runs.perform(run, tiny_problem, folder)
         assert (folder / "metrics.jsonl").read_bytes() == whole
 
 
-@pytest.mark.parametrize("file", ["result.json", "environment.json", "metrics.jsonl"])
-def test_damaged_file_of_a_run_is_named(tmp_path, file):
+ENDS = {
+    "finished": {},
+    "budget": {"seconds": 1e-9},
+    "diverged": {"learning_rate": 1e38, "method": Method("sgd")},
+}
+
+
+@pytest.mark.parametrize("ended", ENDS)
+def test_run_with_a_result_has_the_checkpoint_of_its_last_step(tmp_path, monkeypatch, ended):
+    """Killed before each of its last writes, and begun again or not."""
+    run = a_run(epochs=0.5, **ENDS[ended])
+    real, writes = os.replace, []
+
+    def killed_at(at, folder):
+        writes.clear()
+
+        def replace(source, target):
+            writes.append(target)
+            if len(writes) == at:
+                raise Killed
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace)
+        with contextlib.suppress(Killed):
+            runs.perform(run, tiny_problem, folder)
+        monkeypatch.undo()
+        return len(writes)
+
+    last = killed_at(None, tmp_path / "whole")
+    for at in range(last - 2, last + 1):
+        folder = tmp_path / str(at)
+        assert killed_at(at, folder) == at
+        if (found := runs.read_result(folder)) is not None:
+            assert checkpoint(folder)["step"] == found.step
+        result = runs.perform(run, tiny_problem, folder)
+        assert result.ended == ended and result.step == runs.read_lines(folder)[-1]["step"]
+        np.testing.assert_equal(result, runs.read_result(folder))
+        assert checkpoint(folder)["step"] == result.step
+        assert "leaf1" not in checkpoint(folder), "no state is kept of a run that has ended"
+
+
+def checkpoint(folder):
+    with np.load(folder / "checkpoint.npz") as file:
+        return dict(file)
+
+
+def test_end_of_a_run_is_read_from_its_checkpoint_where_the_result_is_missing(tmp_path):
+    """Nothing is trained again, which would take other seconds."""
+
+    def never():
+        raise AssertionError("nothing is left to train")
+
+    run = a_run(epochs=0.5)
+    first = runs.perform(run, tiny_problem, tmp_path)
+    (tmp_path / "result.json").unlink()
+    assert runs.perform(run, never, tmp_path) == first == runs.read_result(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *((name, '{"ended": ') for name in ("result.json", "environment.json", "metrics.jsonl")),
+        *(("result.json", content) for content in ('{"ended": "finished"}', "[]", '{"metrics": 1}', '{"metrics": {}}')),
+        ("metrics.jsonl", "1"),
+    ],
+)
+def test_damaged_file_of_a_run_is_named(tmp_path, file, content):
     run = a_run(epochs=0.5)
     runs.perform(run, tiny_problem, tmp_path)
     if file == "environment.json":
         (tmp_path / "result.json").unlink()
-    (tmp_path / file).write_text('{"ended": ')
+        (tmp_path / "checkpoint.npz").unlink()
+    if file == "metrics.jsonl":
+        (tmp_path / "timing.jsonl").write_text("1")
+    (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=f"{tmp_path}.*Remove it, and what it was of is made again"):
         runs.perform(run, tiny_problem, tmp_path)
         runs.read_lines(tmp_path)
