@@ -54,8 +54,10 @@ class QuadraticBound:
         if self.origin is not None:
             bound, linear_map = self.origin
             return bound(linear_map.forward(checks.matching_tree("x", x, linear_map.domain())))
-        delta = jax.tree.map(_displacement, checks.matching_tree("x", x, self.point), self.point)
-        return self.value + _dot(self.grad, delta) + self.curvature.quadratic(delta) / 2
+        x = checks.matching_tree("x", x, self.point)
+        unit = _unit(x, self.point, self.value.dtype)
+        delta = jax.tree.map(lambda x, point: _displacement(x, point, unit), x, self.point)
+        return unit * (self.value / unit + _dot(self.grad, delta) + unit * self.curvature.quadratic(delta) / 2)
 
     def pullback(
         self, features: Any, point: Parameters | None = None, *, affine: bool | None = None
@@ -202,9 +204,27 @@ class QuadraticBound:
         return self.grad
 
 
-def _displacement(x, point):
+def _unit(x, point, dtype) -> Array:
+    """In what to measure displacements: 1, or a power of 2 where their squares could overflow.
+
+    A square that is infinite is NaN for a label without weight, though the quadratic is as good as any.
+    """
+    sizes = jax.tree.map(lambda x, point: jnp.max(jnp.where(point == -jnp.inf, 0, _larger(x, point))), x, point)
+    size = jax.lax.stop_gradient(jax.tree.reduce(jnp.maximum, jax.tree.map(lambda s: s.astype(dtype), sizes)))
+    largest = jnp.finfo(dtype).maxexp
+    # 4 times too large, so that a difference of two such numbers is not above 1.
+    unit = jnp.ldexp(jnp.ones((), dtype), jnp.minimum(jnp.frexp(size)[1] + 2, largest - 1))
+    return jnp.where((size > 2.0 ** (largest // 4)) & jnp.isfinite(size), unit, 1)
+
+
+def _larger(x, point):
+    return jnp.maximum(jnp.abs(x), jnp.abs(point))
+
+
+def _displacement(x, point, unit):
     # For a removed label x - point would be infinite or, with both at -inf, NaN.
-    return jnp.where(point == -jnp.inf, 0, x - point)
+    unit = unit.astype(point.dtype)
+    return jnp.where(point == -jnp.inf, 0, x / unit - point / unit)
 
 
 def _dot(a, b):

@@ -26,6 +26,39 @@ def log_partition(features, theta):
     return reference.log_sum_exp(np.asarray(features @ theta))
 
 
+# Evaluation
+
+MAKERS = {
+    **{f"local, {r:g}": lambda h, r=r: qbound.local_bound(h, np.float32(r)) for r in (0, 1, 85, 1e3)},
+    "bohning": qbound.bohning_bound,
+    **{o: lambda h, o=o: qbound.log_partition_bound(h, order=o) for o in ("descending", "max_first", "given")},
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_finite_points_of_any_size_are_no_nan(make):
+    """Where squares overflow, a label whose weight is 0 adds nothing, and the rest may be infinite but not NaN."""
+    sizes = [1e20, 1e10, 3e38, -3e38, -1e20, 0.0, -200.0]
+    points = np.array([np.roll(sizes, shift)[:3] for shift in range(7)] + [[x, x, x] for x in sizes], np.float32)
+    evaluate = jax.jit(lambda h, points: jax.vmap(make(h))(points))
+    for h in ([1.0, 0.0, -3.0], [0.0, -200.0, -90.0], [0.0, -np.inf, 1e20], [-3e38, 3e38, 0.0]):
+        assert not np.isnan(evaluate(np.array(h, np.float32), points)).any()
+    # A shift that all logits share adds itself, and no square.
+    np.testing.assert_allclose(evaluate(np.zeros(3, np.float32), points[7:12]), points[7:12, 0], rtol=1e-6)
+
+
+def test_large_points_are_evaluated_as_small_ones_are():
+    """A quadratic that does not overflow is right to rounding, whatever it is measured in."""
+    h = np.array([0.0, -1e12, -2e12], np.float32)
+    x = np.array([3e12, 1e12, -1e12], np.float32)
+    bound = jax.jit(qbound.log_partition_bound)(h)
+    delta = x.astype(float) - h
+    grad, matrix = np.asarray(bound.grad, float), np.asarray(bound.curvature.dense(), float)
+    expected = float(bound.value) + grad @ delta + delta @ matrix @ delta / 2
+    np.testing.assert_allclose(bound(x), expected, rtol=1e-5)
+    assert float(bound(x)) >= reference.log_sum_exp(x.astype(float))
+
+
 # Pullback
 
 

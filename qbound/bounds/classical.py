@@ -2,10 +2,11 @@
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from qbound import checks
 from qbound.bounds.logits import Logits, prepare
-from qbound.bounds.weights import local_factor
+from qbound.bounds.weights import largest_radius, local_weight
 from qbound.curvature import Centered
 from qbound.quadratic import QuadraticBound
 from qbound.types import Majorizes, Scalar
@@ -36,9 +37,7 @@ def bohning_bound(logits: ArrayLike, *, log_prior: ArrayLike | None = None) -> Q
        [-0.25  0.25]]
     """
     h = prepare(logits, log_prior)
-    # 0 * grad passes a NaN on, which the fixed weights would otherwise hide.
-    weights = jnp.where(h.removed, 0, 0.5 + 0 * h.grad)
-    return _quadratic(h, weights, "globally")
+    return _quadratic(h, _bohning_weights(h), "globally")
 
 
 def local_bound(logits: ArrayLike, radius: Scalar, *, log_prior: ArrayLike | None = None) -> QuadraticBound:
@@ -53,7 +52,8 @@ def local_bound(logits: ArrayLike, radius: Scalar, *, log_prior: ArrayLike | Non
 
     Args:
       logits: the point of contact, shape (n,); -inf removes a label.
-      radius: r >= 0; NaN results for an array that is not. Radii beyond 88 (float32) or 709 (float64) overflow.
+      radius: r >= 0; NaN results for an array that is not. Beyond 88 (float32) or 709 (float64) the factor would
+        overflow, and the curvature is that of `bohning_bound`, which holds at any radius.
       log_prior: log h(y), shape (n,); -inf removes a label.
 
     Returns:
@@ -68,7 +68,11 @@ def local_bound(logits: ArrayLike, radius: Scalar, *, log_prior: ArrayLike | Non
     """
     h = prepare(logits, log_prior)
     radius = jnp.asarray(checks.nonnegative("radius", radius), h.value.dtype)
-    return _quadratic(h, local_factor(radius) * h.grad, "within radius", radius)
+    usable = radius <= largest_radius(radius.dtype)
+    local = local_weight(h.grad, h.log_grad, jnp.where(usable, radius, 0))
+    at_any_radius = jnp.where(jnp.isnan(radius), jnp.nan, _bohning_weights(h))
+    weights = jnp.where(usable, jnp.where(h.removed, 0, local), at_any_radius)
+    return _quadratic(h, weights, "within radius", radius)
 
 
 def second_order_expansion(logits: ArrayLike, *, log_prior: ArrayLike | None = None) -> QuadraticBound:
@@ -95,6 +99,11 @@ def second_order_expansion(logits: ArrayLike, *, log_prior: ArrayLike | None = N
     """
     h = prepare(logits, log_prior)
     return _quadratic(h, h.grad, "no")
+
+
+def _bohning_weights(h: Logits) -> Array:
+    # 0 * grad passes a NaN on, which the fixed weights would otherwise hide.
+    return jnp.where(h.removed, 0, 0.5 + 0 * h.grad)
 
 
 def _quadratic(h: Logits, weights, majorizes: Majorizes, radius=None) -> QuadraticBound:

@@ -27,6 +27,7 @@ class Logits:
     weights: Float[Array, " n"]  # exp(h - max h); 0 where removed
     value: Float[Array, ""]  # log-sum-exp of h
     grad: Float[Array, " n"]  # softmax of h
+    log_grad: Float[Array, " n"]  # its logarithm, also where `grad` is too small for its dtype; 0 where removed
 
 
 def prepare(logits: ArrayLike, log_prior: ArrayLike | None = None) -> Logits:
@@ -56,4 +57,5 @@ def prepare(logits: ArrayLike, log_prior: ArrayLike | None = None) -> Logits:
         weights=weights,
         value=jnp.where(empty, -jnp.inf, largest + jnp.log(total)),
         grad=weights / total,
+        log_grad=jnp.where(removed, 0, relative - jnp.log(total)),
     )

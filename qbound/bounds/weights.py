@@ -1,11 +1,12 @@
 """The scalar functions that set how curved a bound is, exact near the point where their formulas are 0/0."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["curvature_weight", "exponential_remainder", "local_factor"]
+__all__ = ["curvature_weight", "exponential_remainder", "largest_radius", "local_factor", "local_weight"]
 
 # tanh(y)/y = sum_k T_k y^(2k), to y^10: at |y| = 1/16 the next term is 1e-17.
 _TANH_SERIES = (1, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925)
@@ -31,12 +32,32 @@ def curvature_weight(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def local_factor(radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """2 (e^r - r - 1)/r^2: what to multiply the Hessian of log-sum-exp by for a bound as far as r from its point.
 
-    1 at r = 0; overflows to inf beyond r = 88 in float32 and 709 in float64. Below 0 it is the same function.
+    1 at r = 0; finite up to `largest_radius`, not far beyond. Below 0 it is the same function.
     """
     small = jnp.abs(radius) < _LOCAL_LIMIT
     r = jnp.where(small, 1, radius)
     series = _polynomial(_LOCAL_SERIES, jnp.where(small, radius, 0), _LOCAL_LIMIT)
-    return jnp.where(small, series, 2 * (jnp.expm1(r) - r) / r**2)
+    # Divided before it is doubled, which could overflow.
+    return jnp.where(small, series, (jnp.expm1(r) - r) / r * (2 / r))
+
+
+def largest_radius(dtype: Any) -> float:
+    """Up to which `local_factor` is finite: 88 in float32, 709 in float64."""
+    return float(math.floor(math.log(jnp.finfo(dtype).max)))
+
+
+def local_weight(
+    p: Float[Array, "*shape"], log_p: Float[Array, "*shape"], radius: Float[Array, ""]
+) -> Float[Array, "*shape"]:
+    """`local_factor` times p, for radii up to `largest_radius`.
+
+    A p that is too small for its dtype counts once the factor is large: the product is then taken on logarithms.
+    """
+    info = jnp.finfo(p.dtype)
+    vanishing = p < info.tiny / info.eps
+    factor = local_factor(radius)
+    on_logarithms = jnp.exp(jnp.where(vanishing, log_p, 0) + jnp.log(factor))
+    return jnp.where(vanishing, on_logarithms, p * factor)
 
 
 def exponential_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

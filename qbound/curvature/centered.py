@@ -32,7 +32,9 @@ class Centered(Curvature):
         return self.weights * self._center(self._vector("v", v))
 
     def quadratic(self, v):
-        return jnp.sum(self.weights * self._center(self._vector("v", v)) ** 2)
+        # A label without weight adds nothing, even one whose square is infinite.
+        squares = self._center(self._vector("v", v)) ** 2
+        return jnp.sum(jnp.where(self.weights == 0, 0, self.weights * squares))
 
     def dense(self):
         w = checks.unbatched("curvature", self.weights, 1)

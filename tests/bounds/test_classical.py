@@ -78,6 +78,31 @@ def test_local_bound_holds_in_the_worst_direction(radius):
         assert shortfall(make_local(h, radius), h + delta) <= 0
 
 
+LARGEST_RADII = [(np.float32, radius) for radius in (60, 80, 85, 88)]
+LARGEST_RADII += [(np.float64, radius) for radius in (500, 700, 705, 709)]
+
+
+@pytest.mark.parametrize(("dtype", "radius"), LARGEST_RADII)
+def test_local_bound_counts_labels_too_rare_for_their_dtype(dtype, radius):
+    """Their probabilities are 0 in the dtype, and e^r times as large at the radius."""
+    tiny = -np.log(np.finfo(dtype).tiny)
+    for rarity in (tiny - 2, tiny + 1, tiny + 10):
+        h = np.zeros(5000, dtype)
+        h[1:] = -rarity
+        x = h + np.where(np.arange(5000) > 0, radius, 0).astype(dtype)
+        exact = reference.log_sum_exp(x.astype(np.float64))
+        assert float(evaluate(make_local(h, dtype(radius)), x)) >= exact - 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "radius"), [(np.float32, 89), (np.float32, 1e30), (np.float64, 710)])
+def test_local_bound_is_bohnings_where_its_factor_would_overflow(dtype, radius):
+    h = np.array([0.0, -1.0, -100.0, -np.inf], dtype)
+    bound = make_local(h, dtype(radius))
+    np.testing.assert_array_equal(bound.curvature.weights, make_bohning(h).curvature.weights)
+    assert bound.radius == dtype(radius) and bound.majorizes == "within radius"
+    assert np.isnan(make_local(h, dtype(np.nan)).curvature.weights).all()
+
+
 @pytest.mark.parametrize("radius", [0.1, 0.3, 2.0])
 def test_local_bound_fails_outside_its_radius(radius):
     h = np.array([0.0, -12.0])
