@@ -14,7 +14,7 @@ from qbound.linear.objective import Data, fold
 from qbound.mm.certificates import Line, Rows, make_line, make_rows
 from qbound.records import record
 
-__all__ = ["bound_quadratic", "line_along"]
+__all__ = ["bound_quadratic", "line_along", "quadratics"]
 
 # The most logits of all examples to hold.
 _HELD = 1 << 22
@@ -82,7 +82,7 @@ def bound_quadratic(line: Line) -> Float[Array, ""]:
 
     def total(rows: Rows):
         # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
-        of_all = _quadratics if len(rows.p) <= _FEW_LABELS else jax.vmap(_quadratic, in_axes=1)
+        of_all = quadratics if len(rows.p) <= _FEW_LABELS else jax.vmap(_quadratic, in_axes=1)
         return weighted_sum(rows.weights, of_all(rows.log_p, rows.e))
 
     rows = line.rows
@@ -94,7 +94,7 @@ def _quadratic(h: Float[Array, " n"], u: Float[Array, " n"]) -> Float[Array, ""]
     return log_partition_bound(h, order="max_first").curvature.quadratic(u)
 
 
-def _quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
+def quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
     """Those of all: u'Mu = sum_i beta_i (u_i - s_i)^2, with s_i the mean of u over the labels before i.
 
     The largest logit comes first, the others as given. A label at a time, for all examples at once: faster, and faster

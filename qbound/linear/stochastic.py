@@ -21,6 +21,7 @@ __all__ = [
     "moved",
     "relative_damping",
     "residuals",
+    "with_direction",
 ]
 
 # The defaults of `qbound.kspfb`.
@@ -94,9 +95,13 @@ def moved(
     """After one step, for the gradient of the mean loss without its penalty."""
     l2 = l2.astype(jnp.float32)
     g = centred(gradient) + l2[None, :] * iterate.params
-    mean = _MOMENTUM * iterate.mean + solve(labels, inputs, g, jnp.max(l2), relative)
-    weight = _MOMENTUM * iterate.mean_weight + 1
+    mean, weight = with_direction(iterate, solve(labels, inputs, g, jnp.max(l2), relative))
     return Iterate(iterate.params - rate / weight * mean, mean, weight)
+
+
+def with_direction(iterate: Iterate, s: Float[Array, "n e"]) -> tuple[Float[Array, "n e"], Float[Array, ""]]:
+    """The sum of directions with one more, and its weight."""
+    return _MOMENTUM * iterate.mean + s, _MOMENTUM * iterate.mean_weight + 1
 
 
 def relative_damping(examples: int) -> float:
