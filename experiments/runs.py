@@ -188,10 +188,10 @@ def _drop_lines_after(path: Path, step: int) -> None:
 
 
 def _save(path: Path, snapshot: Snapshot, kept: Any, **more: str) -> None:
-    arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(kept))}
+    arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(kept))} | more
     temporary = path.with_name("checkpoint.part.npz")
     with writing(path):
-        np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays, **more)
+        np.savez(temporary, step=snapshot.step, seconds=snapshot.seconds, **arrays)
         os.replace(temporary, path)
 
 

@@ -34,7 +34,8 @@ class Centered(Curvature):
     def quadratic(self, v):
         # A label without weight adds nothing, even one whose square is infinite.
         squares = self._center(self._vector("v", v)) ** 2
-        return jnp.sum(jnp.where(self.weights == 0, 0, self.weights * squares))
+        known: Array = jnp.where(self.weights == 0, 0, self.weights * squares)  # pyright: ignore[reportAssignmentType]
+        return jnp.sum(known)
 
     def dense(self):
         w = checks.unbatched("curvature", self.weights, 1)

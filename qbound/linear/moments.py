@@ -93,8 +93,8 @@ def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
     values, vectors = jnp.linalg.eigh(times(scaled.T, scaled))
     # As many digits as eigenvalues of a product have.
     known = values > len(values) * jnp.finfo(values.dtype).eps * jnp.max(values)
-    values = jnp.where(known, values, jnp.zeros_like(values))
     positive: Array = jnp.where(known, values, 1)  # pyright: ignore[reportAssignmentType]
+    values: Array = jnp.where(known, values, 0)  # pyright: ignore[reportAssignmentType]
     vectors = times(scaled, vectors) * jnp.where(known, jax.lax.rsqrt(positive), 0)[None, :]
     one = jnp.ones((), values.dtype)
     return InputFactor(scales, values + one, vectors, one)

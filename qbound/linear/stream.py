@@ -216,5 +216,6 @@ def _moved(
         lambda: jnp.zeros((), unit.dtype),
     )
     # Where there is no curvature there is no slope either.
-    limit = longest * jnp.maximum(slope, 0) / jnp.where(curvature > 0, curvature, jnp.inf)
+    divisor: Array = jnp.where(curvature > 0, curvature, jnp.inf)  # pyright: ignore[reportAssignmentType]
+    limit = longest * jnp.maximum(slope, 0) / divisor
     return Iterate(iterate.params - jnp.minimum(rate * size, limit) * unit, mean, weight)
