@@ -12,6 +12,7 @@ Of a label that was never seen nothing is known, and a batch would make it as un
 model until it comes, unless batches are alike: then it is rare.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -36,6 +37,8 @@ __all__ = [
 
 # The logit of a label that is left out.
 ABSENT = -1e30
+# At most so many logits of means at a time.
+_LOGITS = 2**20
 
 
 class Sums(NamedTuple):
@@ -82,16 +85,25 @@ def known_labels(before: Float[Array, " n"], now: Float[Array, " n"], gamma: Flo
 
 def gradient(of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, "n e"]:
     """sum_k f_k (p(x_k) - e_k) x_k'."""
-    p = jax.nn.softmax(_logits(of, params, known), axis=0)
-    return times((p - jnp.eye(len(p), dtype=p.dtype)) * of.frequencies[None, :], of.means)
+
+    def of_some(labels, f, means):
+        p = jax.nn.softmax(_logits(means, params, known), axis=0)
+        own = (jnp.arange(len(p))[:, None] == labels[None, :]).astype(p.dtype)
+        return times((p - own) * f[None, :], means)
+
+    return _sum_over_labels(of, of_some, jnp.zeros_like(params))
 
 
 def curvature_along(
     of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"], direction: Float[Array, "n e"]
 ) -> Float[Array, ""]:
     """d'Bd, with B the curvature of the bound."""
-    h = _logits(of, params, known)
-    return jnp.sum(of.frequencies * bound_quadratics(h, times(direction, of.means.T)))
+
+    def of_some(labels, f, means):
+        del labels
+        return jnp.sum(f * bound_quadratics(_logits(means, params, known), times(direction, means.T)))
+
+    return _sum_over_labels(of, of_some, jnp.zeros((), params.dtype))
 
 
 def bound_quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
@@ -101,5 +113,20 @@ def bound_quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Ar
     return jnp.sum((u - jnp.mean(u, axis=0, keepdims=True)) ** 2, axis=0) / 2
 
 
-def _logits(of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, "n n"]:
-    return jnp.where(known[:, None], times(params, of.means.T), ABSENT)
+def _logits(means: Float[Array, "k e"], params: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, "n k"]:
+    return jnp.where(known[:, None], times(params, means.T), ABSENT)
+
+
+def _sum_over_labels(of: LabelMeans, of_some: Callable, zero: Array) -> Array:
+    """The sum of what `of_some` makes of labels, frequencies and means: few at a time, with n logits for each."""
+    n, e = of.means.shape
+    some = max(1, min(n, _LOGITS // n))
+    if some == n:
+        return of_some(jnp.arange(n), *of)
+    padding = -n % some
+    pieces = (
+        jnp.arange(n + padding).reshape(-1, some),
+        jnp.pad(of.frequencies, (0, padding)).reshape(-1, some),
+        jnp.pad(of.means, ((0, padding), (0, 0))).reshape(-1, some, e),
+    )
+    return jax.lax.scan(lambda total, piece: (total + of_some(*piece), None), zero, pieces)[0]
