@@ -148,6 +148,33 @@ def test_local_certificate_is_the_best_point_of_its_upper_bound():
     assert certified > total / largest**2 * ((1 + t) * np.log1p(t) - t)
 
 
+def test_local_certificate_is_the_best_point_where_radii_differ():
+    """One example with a rare label that rises fast, among many that hardly change: between the two limits."""
+    logits, u = problem(b=8, logit_std=1.0, u_std=0.3)
+    logits[0], u[0] = [0, -6, 0, 0], [0, -12, 0, 0]
+    a, c = 0.3, 0.01
+    p = np.array([reference.softmax(h) for h in logits])
+    e = u - np.sum(p * u, axis=1, keepdims=True)
+    v, r = np.sum(p * e**2, axis=1), np.max(-e, axis=1)
+    _, (eta, certified) = certificates(logits, u, a, c)
+    upper = functools.partial(reference.local_upper_bound, a=a, c=c, weights=np.full(8, 1 / 8), v=v, r=r)
+    lengths = np.linspace(1e-3, 5, 5000)
+    values = np.array([-upper(x) for x in lengths])
+    assert certified == pytest.approx(values.max(), rel=1e-3)
+    assert eta == pytest.approx(lengths[np.argmax(values)], rel=0.05)
+    # Neither the largest radius alone nor the mean one would do.
+    total = np.mean(v) + c
+    for radius in (np.max(r), np.mean(v * r) / total):
+        assert -upper(np.log1p(radius * a / total) / radius) < 0.98 * certified
+
+
+def test_direction_that_changes_no_probability_goes_to_the_minimum_of_the_penalty():
+    logits, _ = problem()
+    _, (eta, certified) = certificates(logits, np.full_like(logits, 3.0), 0.6, 0.2)
+    assert eta == pytest.approx(3.0)
+    assert certified == pytest.approx(0.9)
+
+
 def test_local_certificate_tends_to_the_newton_step():
     logits, u = problem(u_std=1e-4)
     p = np.array([reference.softmax(h) for h in logits])
@@ -164,3 +191,24 @@ def test_bound_certifies_what_the_paper_says(eta):
     m = np.mean([u @ reference.logit_bound(h, reference.descending(h))[2] @ u for h, u in zip(logits, u, strict=True)])
     assert step == pytest.approx(eta * 0.9 / (m + 0.1))
     assert certified == pytest.approx(eta * (1 - eta / 2) * 0.9**2 / (m + 0.1))
+
+
+@pytest.mark.parametrize("rarity", [60, 90, 200])
+def test_decrease_counts_labels_too_rare_for_the_dtype_once_they_have_risen(rarity):
+    """In float32, among examples that stay near."""
+    logits, u = problem(u_std=1e-3, dtype=np.float32)
+    logits[0], u[0] = [0, -rarity, -rarity, -rarity], [0, -1, -1, -1]
+    eta = np.float32(1.1 * rarity)
+    found, *_ = along(jnp.asarray(logits), jnp.asarray(u), jnp.float32(0), jnp.float32(0), jnp.full(1, eta))
+    expected = decrease(logits, u, 0, 0, eta)
+    assert expected < -0.1 * rarity / 6
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+def test_examples_of_no_weight_shorten_no_certified_step():
+    logits, u = (jnp.asarray(some) for some in problem())
+    a, c = jnp.asarray(0.6), jnp.asarray(0.2)
+    weights = jnp.full(6, 1 / 5).at[0].set(0)
+    expected = certified_locally(line_of(logits[1:], u[1:], a, c))
+    found = certified_locally(line_of(logits, u.at[0].multiply(1e3), a, c, weights))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)

@@ -1,6 +1,7 @@
 """Where rounding, dtypes and sizes could lead the method astray."""
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,11 @@ import pytest
 
 import qbound
 from qbound import mm
+from qbound.mm.certificates import make_line
+from qbound.mm.length import StepLength
+from qbound.mm.problem import make_problem
+from qbound.mm.step import _noise, _norm, _rounded_step, evaluate
+from qbound.models import linearise
 from tests.mm import problems
 
 
@@ -228,6 +234,27 @@ def test_rows_of_weight_zero_may_be_anything():
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
+def test_rows_of_weight_zero_may_have_inputs_of_any_size():
+    """Their logits overflow, and their probabilities are not numbers."""
+    params, inputs, labels = problems.random(start=1.0).cast(jnp.float32)
+    weights = jnp.ones(30, jnp.float32).at[:2].set(0.0)
+    options = {"l2": 1e-2, "example_weights": weights}
+    expected, _ = mm.run(qbound.linear_logits, params, inputs, labels, **options)
+    large = inputs.at[0].set(3e38).at[1].set(-3e38)
+    assert not jnp.all(jnp.isfinite(large @ params))
+    found, _ = mm.run(qbound.linear_logits, params, large, labels, **options)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-200, 1e200])
+def test_gradient_norm_is_euclidean_for_gradients_of_any_size(size):
+    """Whose squares may be too small or too large for the dtype."""
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    state = mm.init(qbound.linear_logits, params / size, size * inputs, labels, l2=1e-300)
+    gradient = np.asarray(state.gradient) / size
+    assert state.gradient_norm == pytest.approx(size * np.linalg.norm(gradient), rel=1e-12)
+
+
 @pytest.mark.parametrize("l2", [1e-46, 1e39])
 def test_regulariser_may_be_beyond_float32(l2):
     problem = problems.random(start=0.0).cast(jnp.float64)
@@ -250,3 +277,70 @@ def test_preconditioner_that_is_wrong_costs_steps_and_nothing_else(factor):
     )
     assert info.result == mm.Result.CONVERGED
     assert (np.diff(info.history.objective) <= 0).all()
+
+
+@jax.jit
+def rounded(part, l2, inputs, params, labels, shares=1.0):
+    """A step along the gradient that leads only `part` of the way: as aimed at, as taken, and what that decreases."""
+    problem = make_problem(qbound.linear_logits, params, inputs, labels, None, l2)
+    state = mm.init(qbound.linear_logits, params, inputs, labels, l2=l2)
+    _, linear_map = linearise(qbound.linear_logits, params, inputs)
+    s, u = state.gradient, linear_map.forward(state.gradient)
+    line = make_line(problem.weights, state.logits.T, u.T, jnp.sum(s * s), problem.penalty(s, s))
+    length = jnp.asarray(0.3)
+    actual = line.decrease(length)
+    aimed = StepLength(length, 0.9 * actual, actual, jnp.array(True))
+    moved = length * s * jnp.where(shares == 0, 1.0, part)
+    point = evaluate(problem, qbound.linear_logits, inputs, params - moved)
+    taken, passes = _rounded_step(problem, linear_map, state, s, u, aimed, point, moved)
+    return aimed, taken, passes, state.objective - point.objective
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["by the logits", "by the penalty alone"])
+def test_what_rounding_costs_is_taken_off_the_certificate(seen):
+    """Of the logits, or of a parameter that no logit depends on."""
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    l2, shares = 1e-6, 1.0
+    if not seen:
+        params, inputs, l2 = params.at[3].set(3.0), inputs.at[:, 3].set(0), 0.1
+        shares = (jnp.arange(4) == 3)[:, None].astype(float)
+    whole, half = (rounded(part, l2, inputs, params, labels, shares) for part in (1.0, 0.5))
+    aimed, taken, passes, decrease = whole
+    np.testing.assert_allclose([taken.certified, taken.actual], [aimed.certified, decrease], rtol=1e-9)
+    assert passes == 0
+    aimed, taken, passes, decrease = half
+    assert decrease < 0.95 * aimed.actual
+    np.testing.assert_allclose(taken.actual, decrease, rtol=1e-9)
+    np.testing.assert_allclose(taken.certified, aimed.certified - (aimed.actual - decrease), rtol=1e-9)
+    assert passes == 0.5
+
+
+def test_step_of_which_nothing_is_certified_is_not_taken(monkeypatch):
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    state = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1)
+    module = importlib.import_module("qbound.mm.step")
+    whole = module.step_length
+
+    @jax.jit
+    def step(certified):
+        monkeypatch.setattr(module, "step_length", lambda *a, **k: whole(*a, **k)._replace(certified=certified))
+        return mm.step(qbound.linear_logits, state, inputs, labels, l2=0.1)
+
+    for certified, result in ((1e-3, mm.Result.UNFINISHED), (0.0, mm.Result.STALLED)):
+        new, info = step(certified)
+        assert new.result == result
+        assert (info.actual_decrease > 0) == (new.objective < state.objective) == (certified > 0)
+
+
+def test_norm_of_a_gradient_that_is_infinite_is_infinite():
+    assert _norm({"weights": jnp.array([1.0, jnp.inf]), "bias": jnp.zeros(2)}) == jnp.inf
+
+
+def test_noise_is_a_few_units_of_rounding_of_the_objective_and_the_logits_that_count():
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    weights = jnp.ones(30).at[0].set(0)
+    problem = make_problem(qbound.linear_logits, params, inputs, labels, weights, 0.1)
+    state = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1, example_weights=weights)
+    logits = state.logits.at[0].set(1e9).at[1, 0].set(-jnp.inf).at[2, 0].set(-300.0)
+    units = _noise(problem, state._replace(logits=logits)) / (np.finfo(float).eps * (state.objective + 300))
+    assert 1 < units < 20

@@ -1,6 +1,8 @@
 """Whole runs: to the optimum, fast, and with a word for whatever went wrong."""
 
 import functools
+import importlib
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,9 @@ from sklearn.linear_model import LogisticRegression
 import qbound
 from qbound import mm
 from tests.mm import problems
+
+# The package's attribute of this name is the function.
+run_module = importlib.import_module("qbound.mm.run")
 
 LOADERS = {"iris": load_iris, "wine": load_wine, "digits": load_digits}
 
@@ -336,6 +341,7 @@ BAD_VALUES = {
     "label too large": ({"labels": jnp.full(30, 3)}, mm.Result.BAD_LABELS, "labels: expected integers from 0"),
     "label negative": ({"labels": jnp.full(30, -1)}, mm.Result.BAD_LABELS, "labels: expected integers from 0"),
     "rows that sum to 2": ({"labels": jnp.full((30, 3), 2 / 3)}, mm.Result.BAD_LABELS, "rows of n nonnegative"),
+    "rows that sum to a half": ({"labels": jnp.full((30, 3), 1 / 6)}, mm.Result.BAD_LABELS, "that sum to 1"),
     "negative probability": (
         {"labels": jnp.tile(jnp.array([1.5, -0.5, 0.0]), (30, 1))},
         mm.Result.BAD_LABELS,
@@ -351,6 +357,7 @@ BAD_VALUES = {
     "l2 zero": ({"l2": 0.0}, mm.Result.BAD_L2, "l2: expected a finite number > 0.*optimum need not exist"),
     "l2 negative": ({"l2": -1.0}, mm.Result.BAD_L2, "l2: expected a finite number > 0"),
     "l2 an array that is negative": ({"l2": jnp.asarray(-1.0)}, mm.Result.BAD_L2, "l2: expected a finite number"),
+    "l2 infinite": ({"l2": float("inf")}, mm.Result.BAD_L2, "l2: expected a finite number > 0"),
     "l2 NaN": ({"l2": float("nan")}, mm.Result.BAD_L2, "l2: expected a finite number > 0"),
 }
 
@@ -367,6 +374,21 @@ def test_bad_values_are_errors_or_result_codes(name):
     np.testing.assert_array_equal(found, params)
     with pytest.raises(ValueError, match=message):
         mm.run(qbound.linear_logits, params, inputs, labels, **arguments)
+
+
+def test_regulariser_of_no_leaf_may_be_negative():
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    params = {"weights": params, "bias": jnp.zeros(3)}
+    for bias, result in ((0.0, mm.Result.UNFINISHED), (-0.1, mm.Result.BAD_L2)):
+        l2 = {"weights": 0.1, "bias": bias}
+        assert mm.init(qbound.linear_logits, params, inputs, labels, l2=l2).result == result
+
+
+def test_step_and_run_have_the_same_defaults():
+    of_step, of_run = (inspect.signature(function).parameters for function in (mm.step, mm.run))
+    shared = (set(of_step) & set(of_run)) - {"tolerance"}
+    assert {name: of_step[name].default for name in shared} == {name: of_run[name].default for name in shared}
+    assert of_step["tolerance"].default == 0
 
 
 def test_observed_label_that_is_removed_is_an_error():
@@ -474,3 +496,25 @@ def test_numbers_out_of_range_that_are_traced_are_a_result_code():
 def test_model_must_be_a_function():
     with pytest.raises(TypeError, match="logits_fn: expected a function"):
         mm.run(None, jnp.zeros((4, 3)), jnp.zeros((2, 4)), jnp.zeros(2, int), l2=0.1)
+
+
+def test_codes_are_all_different_and_keep_their_numbers():
+    assert [code.value for code in mm.Result.__members__.values()] == list(range(len(mm.Result)))
+    assert [code.value for code in mm.Certificate.__members__.values()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["eta", "tolerance", "cg_tolerance"])
+def test_any_option_that_is_not_a_number_is_a_bad_option(place):
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    state = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1)
+    numbers = [jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(0.1)]
+    assert run_module._checked_numbers(state, *numbers) == mm.Result.UNFINISHED
+    numbers[place] = jnp.asarray(jnp.nan)
+    assert run_module._checked_numbers(state, *numbers) == mm.Result.BAD_OPTION
+
+
+def test_gradient_is_right_where_labels_are_not_the_last_axis():
+    params, inputs, labels = problems.random().cast(jnp.float64)
+    expected = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1).gradient
+    found = mm.init(lambda w, x: x @ w.T, params.T, inputs, labels, l2=0.1).gradient
+    np.testing.assert_allclose(found.T, expected, rtol=1e-10)

@@ -65,3 +65,28 @@ def test_first_guess_that_is_right_takes_one_trial():
         max_trials=7,
     )
     assert (x, trials) == (2.0, 1)
+
+
+def test_trials_stay_between_what_is_known_to_lie_below_and_above():
+    """Where the function is flat, Newton's step would leave that range by far."""
+    tried = []
+
+    def function(x):
+        tried.append(float(x))
+        return jnp.tanh(50 * (x - 0.7)) + 0.1, 50 / jnp.cosh(50 * (x - 0.7)) ** 2
+
+    with jax.disable_jit():
+        x, _ = increasing_root(
+            function,
+            jnp.asarray(60.0),
+            low=jnp.asarray(0.1),
+            high=jnp.asarray(90.0),
+            tolerance=jnp.asarray(1e-9),
+            max_trials=100,
+        )
+    assert x == pytest.approx(0.7 - np.arctanh(0.1) / 50, rel=1e-6)
+    assert len(tried) > 3
+    low, high = 0.1, 90.0
+    for trial in tried:
+        assert low <= trial <= high
+        low, high = (trial, high) if trial < x else (low, trial)

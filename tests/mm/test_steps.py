@@ -1,5 +1,7 @@
 """Single steps: the paper's, safe from anywhere, and certified."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import qbound
 from qbound import mm
 from tests import reference
 from tests.mm import problems
@@ -133,3 +136,23 @@ def test_step_from_the_optimum_changes_nothing():
     assert info.step_length == 0
     assert after.result == mm.Result.CONVERGED
     np.testing.assert_array_equal(after.params, state.params)
+
+
+def test_direction_is_of_the_bound_after_a_step_that_it_certified():
+    params, inputs, labels = problems.random(start=3.0).cast(jnp.float64)
+    state = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def moved(newton, curvature):
+        new, _ = mm.step(
+            qbound.linear_logits, state._replace(newton=newton), inputs, labels, l2=0.1, curvature=curvature
+        )
+        return state.params - new.params
+
+    def direction(newton, curvature):
+        s = np.ravel(moved(newton, curvature))
+        return s / np.linalg.norm(s)
+
+    bound = direction(True, "bound")
+    np.testing.assert_allclose(direction(False, "auto"), bound, atol=1e-6)
+    assert bound @ direction(True, "auto") < 0.999
