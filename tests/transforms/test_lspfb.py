@@ -217,3 +217,22 @@ def test_curvature_of_the_callers_choice_is_not_carried():
     carried = qbound.scale_by_lspfb(problems.affine, rank=15, damping=1e-2, decay=0.5)
     with pytest.raises(ValueError, match=r"curvature_inputs: expected None with decay="):
         carried.update(p.params, carried.init(p.params), p.params, curvature_inputs=other.inputs)
+
+
+def test_as_a_preconditioner_its_own_damping_is_added():
+    p = problems.linear()
+
+    @jax.jit
+    def solution(own, damping):
+        tx = qbound.scale_by_lspfb(problems.affine, rank=15, damping=own)
+        _, solve = tx.prepare(tx.remember(p.params), p.params, damping, inputs=p.inputs)
+        return solve(p.params)
+
+    np.testing.assert_allclose(flat(solution(0.5, 0.1)), flat(solution(0.2, 0.4)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_steps_with_a_memory_are_limited_unless_that_is_declined(limited):
+    tx = qbound.lspfb(1.0, problems.affine, rank=4, l2=0.1, decay=0.9, limit_steps=limited)
+    state = tx.init(problems.linear().params)
+    assert (optax.tree.get(state, "spfb_limit") is not None) == limited

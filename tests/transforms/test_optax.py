@@ -1,6 +1,7 @@
 """What a user of optax expects of a transform."""
 
 import functools
+import inspect
 import logging
 import pickle
 
@@ -399,3 +400,11 @@ def test_step_compiles_without_a_warning_and_without_constants(caplog):
         text = step_function(tx).lower(params, tx.init(params), big, jnp.zeros(2000, int)).as_text()
     assert not caplog.records
     assert len(text) < 400_000
+
+
+@pytest.mark.parametrize("name", ["spfb", "lspfb"])
+def test_optimiser_and_its_direction_have_the_same_defaults(name):
+    whole, direction = (inspect.signature(getattr(qbound, prefix + name)).parameters for prefix in ("", "scale_by_"))
+    shared = [key for key in direction if key in whole and direction[key].default is not inspect.Parameter.empty]
+    assert len(shared) > 3
+    assert {key: direction[key].default for key in shared} == {key: whole[key].default for key in shared}

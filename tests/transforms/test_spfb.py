@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 import qbound
 from qbound import trees
 from qbound.batches import mean_curvature
+from qbound.transforms import solvers
 from qbound.transforms.solvers import cheapest
 from tests import reference
 from tests.transforms import problems
@@ -492,15 +493,37 @@ def test_bfloat16_parameters_have_a_float32_curvature():
     np.testing.assert_allclose(flat(updates).astype(np.float32), flat(expected), rtol=1e-2, atol=1e-3)
 
 
-def test_bfloat16_inputs_are_widened_with_the_parameters():
-    """For functions that do not mix dtypes, such as `jax.lax.dot`."""
-    p = problems.linear(b=8, dtype=jnp.bfloat16)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_structure_of_linear_logits_is_known_whatever_the_dtype(dtype, monkeypatch):
+    """It is what the cost model of solvers asks for."""
+    known = []
 
-    def model(params, x):
+    def asked(b, n, p, kronecker, max_steps):
+        known.append(kronecker)
+        return cheapest(b, n, p, kronecker, max_steps)
+
+    monkeypatch.setattr(solvers, "cheapest", asked)
+    p = problems.linear(b=8, dtype=dtype)
+    for model in (qbound.linear_logits, problems.affine):
+        tx = qbound.scale_by_spfb(model, damping=1e-2)
+        jax.eval_shape(tx.update, p.params, tx.init(p.params), p.params, inputs=p.inputs)
+    assert known == [True, False]
+
+
+def test_bfloat16_inputs_are_widened_with_the_parameters():
+    """For functions that do not mix dtypes; integers, such as tokens, stay what they are."""
+    p = problems.linear(b=8, dtype=jnp.bfloat16)
+    seen = set()
+
+    def model(params, inputs):
+        x, places = inputs
+        seen.add((x.dtype.name, places.dtype.name))
         return jax.lax.dot(x, params["weights"]) + params["bias"][None, :]
 
     tx = qbound.scale_by_spfb(model, damping=1e-2, solver="cg", max_steps=50)
-    updates, state = jitted(tx)(p.params, tx.init(p.params), p.params, inputs=p.inputs)
+    inputs = p.inputs, jnp.arange(8, dtype=jnp.int8)
+    updates, state = jitted(tx)(p.params, tx.init(p.params), p.params, inputs=inputs)
+    assert seen == {("float32", "int8")}
     assert updates["bias"].dtype == jnp.bfloat16
     assert state.spfb_info.spfb_residual < 1e-3
 

@@ -10,7 +10,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import qbound
-from qbound.transforms.window import empty_window, push, withdraw_unless
+from qbound.transforms.limit import longest_step, no_limit_yet, with_batch
+from qbound.transforms.window import empty_window, push, trust, trust_in, withdraw_unless
 from tests.transforms import problems
 
 SHAPE = jax.ShapeDtypeStruct((4,), jnp.float64)
@@ -299,3 +300,47 @@ def test_limit_follows_the_learning_rate():
     assert length(whole) < 0.5
     assert length(small) == length(free) == 1
     np.testing.assert_allclose(length(scheduled), 2 * length(whole))
+
+
+def test_batch_that_is_not_finite_leaves_the_limit_as_it_was():
+    limit = with_batch(no_limit_yet(jnp.float64), jnp.asarray(1.0), jnp.asarray(4.0), 0.1)
+    assert longest_step(no_limit_yet(jnp.float64)) == jnp.inf
+    assert longest_step(limit) == 0.5
+    # The first of them count alike.
+    second = with_batch(limit, jnp.asarray(3.0), jnp.asarray(8.0), 0.1)
+    np.testing.assert_allclose([second.limit_slope, second.limit_curvature], [2.0, 6.0])
+    for slope, curvature in ((jnp.nan, 1.0), (1.0, jnp.inf), (jnp.inf, jnp.nan)):
+        after = with_batch(limit, jnp.asarray(slope), jnp.asarray(curvature), 0.1)
+        assert longest_step(after) == 0.5
+        assert after.limit_updates == limit.limit_updates + 1  # a schedule goes on all the same
+
+
+def test_places_without_an_example_hold_copies_of_the_first():
+    window = push(empty_window(5, jnp.zeros(2), 0, (), jnp.float64), [jnp.asarray([[1.0, 2], [3, 4]])], jnp.ones(2))
+    np.testing.assert_array_equal(window.window_examples[0], [[1, 2], [3, 4], [1, 2], [1, 2], [1, 2]])
+    np.testing.assert_array_equal(window.window_weights, [1, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("bad", ["gradient", "inputs"])
+def test_batch_that_is_to_blame_leaves_the_window_as_it_was(bad):
+    """Either the gradient, of a parameter that no logit depends on, or the inputs alone are not finite."""
+    p = problems.linear()
+    params = p.params | {"unused": jnp.zeros(1)}
+    tx = windowed(8, "cg")
+    grads = _grads(p, p.inputs[:4], p.labels[:4]) | {"unused": jnp.zeros(1)}
+    _, before = jitted(tx)(grads, tx.init(params), params, inputs=p.inputs[:4])
+    inputs = p.inputs[4:6]
+    if bad == "gradient":
+        grads = grads | {"unused": jnp.full(1, jnp.nan)}
+    else:
+        inputs = inputs.at[0, 0].set(jnp.nan)
+    updates, after = jitted(tx)(grads, before, params, inputs=inputs)
+    assert after.spfb_info.spfb_nonfinite and not np.any(flat(updates))
+    jax.tree.map(np.testing.assert_array_equal, after.spfb_window, before.spfb_window)
+
+
+def test_examples_of_which_some_position_counts_are_trusted():
+    window = push(
+        empty_window(4, jnp.zeros(2), 0, (2,), jnp.float64), [jnp.ones((3, 2))], jnp.array([[1.0, 0], [0, 0], [1, 1]])
+    )
+    assert trust(window) == trust_in(jnp.asarray(2.0)) == 2 / 32
