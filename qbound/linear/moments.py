@@ -94,10 +94,9 @@ def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
     # As many digits as eigenvalues of a product have.
     known = values > len(values) * jnp.finfo(values.dtype).eps * jnp.max(values)
     positive: Array = jnp.where(known, values, 1)  # pyright: ignore[reportAssignmentType]
-    values: Array = jnp.where(known, values, 0)  # pyright: ignore[reportAssignmentType]
     vectors = times(scaled, vectors) * jnp.where(known, jax.lax.rsqrt(positive), 0)[None, :]
-    one = jnp.ones((), values.dtype)
-    return InputFactor(scales, values + one, vectors, one)
+    # Those that are not known have vectors of 0.
+    return InputFactor(scales, 1 + positive, vectors, jnp.ones((), positive.dtype))
 
 
 def matrix_factor(moments: Float[Array, "e e"]) -> InputFactor:

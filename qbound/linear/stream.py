@@ -201,11 +201,11 @@ def _moved(
     """After one step along the mean of directions, or along `s` where the objective would rise along the mean."""
     mean, weight = with_direction(iterate, s)
     falls = jnp.sum(g * _of_known(mean, task.known)) > 0
-    mean, weight = jnp.where(falls, mean, s), jnp.where(falls, weight, 1)
+    mean, weight = jax.tree.map(lambda a, b: jnp.where(falls, a, b), (mean, weight), (s, jnp.ones_like(weight)))
     # Of size 1, so that no square leaves the range of float32.
     d = _of_known(mean, task.known) / weight
-    size = jnp.max(jnp.abs(d))
-    size: Array = jnp.where(size > 0, size, 1)  # pyright: ignore[reportAssignmentType]
+    largest = jnp.max(jnp.abs(d))
+    size: Array = jnp.where(largest > 0, largest, 1)  # pyright: ignore[reportAssignmentType]
     unit = d / size
     slope = jnp.sum(g * unit)
     curvature = jnp.sum(task.batch.weights * bound_quadratics(logits, task.batch.logits(unit)))
@@ -216,6 +216,6 @@ def _moved(
         lambda: jnp.zeros((), unit.dtype),
     )
     # Where there is no curvature there is no slope either.
-    divisor: Array = jnp.where(curvature > 0, curvature, jnp.inf)  # pyright: ignore[reportAssignmentType]
-    limit = longest * jnp.maximum(slope, 0) / divisor
+    least = jnp.finfo(curvature.dtype).tiny
+    limit = jnp.where(curvature > least, longest * jnp.maximum(slope, 0) / jnp.maximum(curvature, least), 0)
     return Iterate(iterate.params - jnp.minimum(rate * size, limit) * unit, mean, weight)

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 
 import qbound.linear.stream as stream_module
 from qbound.estimator import LogisticRegression
+from qbound.linear.moments import Sketch
 
 PARTS, SIZE = 5, 320
 L2 = 1e-3
@@ -84,7 +85,8 @@ def test_weights_of_zero_leave_examples_out(digits):
 def test_many_columns_have_a_sketch(digits, monkeypatch):
     monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
     model = streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=10)
-    assert model._stream.moments.basis.shape == (65, 32)
+    moments = model._stream.moments
+    assert isinstance(moments, Sketch) and moments.basis.shape == (65, 32)
     assert model.score(*digits) > 0.95
 
 
@@ -113,3 +115,61 @@ def test_bad_streams():
         LogisticRegression(class_weight="balanced").partial_fit(inputs, labels, classes=[0, 1])
     with pytest.raises(ValueError, match="only one class"):
         LogisticRegression().partial_fit(inputs, np.zeros(4, int), classes=[0])
+
+
+def hostile(kind, order):
+    """Rows of 300 columns and 3 labels: all of mean 2, or counts of which most columns are almost empty."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(800, 300))
+    x = z + 2 if kind == "dense" else (z < np.log(3 / np.arange(1, 301))) * rng.geometric(0.2, size=z.shape)
+    teacher = rng.normal(size=(300, 3)) / np.sqrt(np.sum(np.var(x, axis=0)))
+    labels = np.argmax(3 * (x - x.mean(0)) @ teacher + rng.gumbel(size=(800, 3)), axis=1)
+    places = {"label": np.argsort(labels), "size": np.argsort(np.sum(x**2, axis=1)), "random": np.arange(800)}[order]
+    return x[places].astype(np.float32), labels[places]
+
+
+def losses(model, x, labels, passes):
+    """The log loss after each pass."""
+    after = []
+    for _ in range(passes):
+        for start in range(0, len(labels), 200):
+            part = slice(start, start + 200)
+            model.partial_fit(x[part], labels[part], classes=np.arange(3))
+        after.append(-np.mean(model.predict_log_proba(x)[np.arange(len(labels)), labels]))
+    return np.array(after)
+
+
+@pytest.mark.parametrize("order", ["random", "label", "size"])
+@pytest.mark.parametrize("kind", ["dense", "counts"])
+@pytest.mark.parametrize("limit", [10, 2000], ids=["sketch", "matrix"])
+def test_stream_stays_below_the_zero_model(kind, order, limit, monkeypatch):
+    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+    x, labels = hostile(kind, order)
+    x = scipy.sparse.csr_matrix(x) if kind == "counts" else x
+    after = losses(LogisticRegression(l2=1e-2, random_state=0), x, labels, passes=5)
+    assert np.all(after < np.log(3))
+    assert after[-1] < 0.6 * np.log(3)
+
+
+def test_wide_stream_comes_near_the_fit(monkeypatch):
+    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
+    x, labels = hostile("counts", "random")
+    streamed, fitted = LogisticRegression(l2=5e-2, random_state=0), LogisticRegression(l2=5e-2).fit(x, labels)
+    losses(streamed, x, labels, passes=8)
+
+    def objective(model):
+        loss = -np.mean(model.predict_log_proba(x)[np.arange(len(labels)), labels])
+        return loss + 5e-2 / 2 * np.sum(model.coef_**2)
+
+    assert objective(streamed) / objective(fitted) - 1 < 0.03
+
+
+def test_label_that_never_comes_is_unlikely():
+    """In parts that are alike; where parts are sorted it may come yet, and stays as likely as a guess."""
+    x, labels = hostile("dense", "random")
+    labels = np.minimum(labels, 1)
+    mixed, one = (LogisticRegression(l2=1e-2, random_state=0) for _ in range(2))
+    losses(mixed, x, labels, passes=5)
+    assert np.mean(mixed.predict_proba(x)[:, 2]) < 0.05
+    one.partial_fit(x[labels == 0], labels[labels == 0], classes=np.arange(3))
+    np.testing.assert_allclose(one.predict_proba(x), 1 / 3, atol=1e-6)
