@@ -129,7 +129,7 @@ def _iterate(product, g, max_steps, tolerance, precondition, start):
         q = product(p)
         pq = trees.dot(p, q)
         alpha = rz / pq
-        sound = (pq > 0) & jnp.isfinite(alpha) & (rz > 0)
+        sound = (pq > 0) & jnp.isfinite(pq) & jnp.isfinite(alpha) & (rz > 0)
         s = trees.add_scaled(state.s, alpha, p)
         r = trees.add_scaled(state.r, -alpha, q)
         # A step that broke down is not taken.
@@ -156,4 +156,5 @@ def _best_multiple(product, g, start):
     curvature = trees.dot(start, b_start)
     c = trees.dot(g, start) / curvature
     c = jnp.where((curvature > 0) & jnp.isfinite(c), c, 0)
-    return trees.scale(c, start), trees.add_scaled(g, -c, b_start)
+    residual = trees.add_scaled(g, -c, b_start)
+    return trees.scale(c, start), jax.tree.map(lambda r, g: jnp.where(c == 0, g, r), residual, g)

@@ -28,8 +28,10 @@ def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:
 
 
 def solve_dense(matrix: Float[Array, "d d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:
-    """Cholesky: O(d^3)."""
-    return cho_solve(cho_factor(add_to_diagonal(matrix, damping)), g)
+    """Cholesky: O(d^3). NaN for a matrix that is not finite: a factorisation could divide by infinity."""
+    matrix = add_to_diagonal(matrix, damping)
+    matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.nan)
+    return cho_solve(cho_factor(matrix), g)
 
 
 def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: Scalar) -> Float[Array, " d"]:

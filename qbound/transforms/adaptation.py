@@ -81,9 +81,10 @@ def adapted(state: SpfbAdaptation, params: Any, value: Float[Array, ""], initial
     predicted = eta * state.adaptation_slope - eta**2 / 2 * state.adaptation_curvature
     actual = state.adaptation_value - value
     known = jnp.isfinite(state.adaptation_value) & (ss > 0) & (predicted > 0)
-    broken = known & ~jnp.isfinite(actual)
-    counted = known & ~broken
     new = jnp.stack([jnp.ones_like(actual), actual, predicted, (actual - predicted) ** 2])
+    # A loss that is not finite, or whose square is not: sums that took it in would never be finite again.
+    broken = known & ~jnp.all(jnp.isfinite(new))
+    counted = known & ~broken
     sums = jnp.where(counted, MEMORY * state.adaptation_sums + new, state.adaptation_sums)
     _, actual, predicted, squares = sums / jnp.where(sums[0] > 0, sums[0], 1)
     # The variance of the differences, over how many of them the averages are worth.

@@ -9,6 +9,7 @@ from jaxtyping import Array
 from qbound import checks
 from qbound.curvature import LowRank
 from qbound.low_rank import Method
+from qbound.transforms.finite import keep_params_finite
 from qbound.transforms.memory import source_curvature
 from qbound.transforms.options import SpfbOptions, check_some_damping, given
 from qbound.transforms.preconditioner import CurvatureTransform, curvature_transform
@@ -148,7 +149,7 @@ def lspfb(
     direction = _direction(
         rate, logits_fn, l2, damping, rank, method, decay, order, inputs_axes, block_size, adaptive_damping
     )
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
+    return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "spfb")
 
 
 def _direction(

@@ -100,7 +100,7 @@ def progress(options, batch: Batch) -> Progress | None:
     return None
 
 
-def settled_window(window, batch, g, finite) -> SpfbWindow | None:
+def settled_window(window, batch, g, damping, sound) -> SpfbWindow | None:
     """The window after an update: with the batch if all went well.
 
     If not, and the batch is to blame, without it. If the batch alone is fine, some older example is to blame, which the
@@ -108,12 +108,15 @@ def settled_window(window, batch, g, finite) -> SpfbWindow | None:
     """
     if batch.window is None:
         return window
-    kept = withdraw_unless(finite, batch.window, window, batch.weights.shape[0])
+    kept = withdraw_unless(sound, batch.window, window, batch.weights.shape[0])
 
     def older_to_blame():
-        return trees.all_finite(g) & trees.all_finite(batch.own().mv(g))
+        # Of the size that solvers work with, so that what overflows there does so here.
+        size = trees.largest(g)
+        unit = trees.scale(1 / jnp.where(size > 0, size, 1), g)
+        return trees.all_finite(trees.add_scaled(batch.own().mv(unit), damping, unit))
 
-    restart = jax.lax.cond(finite, lambda: jnp.array(False), older_to_blame)
+    restart = jax.lax.cond(sound, lambda: jnp.array(False), older_to_blame)
     return jax.lax.cond(restart, lambda: restarted(window, batch.examples, batch.weights), lambda: kept)
 
 

@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Array
 
 from qbound import checks
+from qbound.transforms.finite import keep_params_finite
 from qbound.transforms.options import SpfbOptions, check_some_damping
 from qbound.transforms.preconditioner import CurvatureTransform
 from qbound.transforms.solvers import Solver
@@ -222,4 +223,4 @@ def spfb(
             adaptive_damping=adaptive_damping,
         )
     )
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
+    return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "spfb")

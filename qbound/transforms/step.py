@@ -30,7 +30,9 @@ class SpfbInfo(NamedTuple):
       spfb_predicted_decrease: of the objective, by the quadratic, for a learning rate of 1.
       spfb_step_length: what s was multiplied by, before the learning rate: less than 1 while a window or a
         sketch fills and where steps are limited, 0 if the update was skipped.
-      spfb_nonfinite: whether the update was skipped, because gradient, logits or solution were not finite.
+      spfb_nonfinite: whether the update was skipped, because a number was not finite: of the gradient, the logits, the
+        solution or, in `qbound.spfb` and `qbound.lspfb`, the parameters that it leads to. Or because there was no
+        solution: products that overflow leave CG at zero, and direct solvers with one that raises the quadratic.
       spfb_nonfinite_total: how many updates were.
     """
 
@@ -142,30 +144,34 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
             start=state.spfb_solution,
         )
         # 3. The step, unless a number went wrong.
-        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(solution.vector, updates))
-        s = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), solution.vector)
+        s = solution.vector
+        slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
+        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
+        # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
+        nowhere = (solution.residual >= 1) & (trees.largest(s) == 0)
+        sound = finite & ~nowhere & ~(slope < curved / 2)
+        s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
         length, limit = _step_length(options, state, batch, g, s, damping)
-        length = jnp.where(finite, length, 0)
+        length = jnp.where(sound, length, 0)
         step = trees.scale(length, s)
-        slope = trees.dot(g, step)
-        curved = jnp.where(finite, length * trees.dot(step, solution.product), 0)
+        slope, curved = (jnp.where(sound, x, 0) for x in (length * slope, length**2 * curved))
         info = SpfbInfo(
             spfb_steps=solution.steps,
             spfb_residual=solution.residual,
             spfb_converged=solution.residual <= as_number(options.tolerance, params),
-            spfb_predicted_decrease=jnp.where(finite, slope - curved / 2, 0),
+            spfb_predicted_decrease=slope - curved / 2,
             spfb_step_length=length,
-            spfb_nonfinite=~finite,
-            spfb_nonfinite_total=state.spfb_info.spfb_nonfinite_total + (~finite).astype(jnp.int32),
+            spfb_nonfinite=~sound,
+            spfb_nonfinite_total=state.spfb_info.spfb_nonfinite_total + (~sound).astype(jnp.int32),
         )
         # 4. What the next update needs.
         if adaptation is not None:
             modelled = curved - adaptation.spfb_adaptive_damping * trees.dot(step, step)
             adaptation = remember(adaptation, params, objective, step, slope, modelled)
         warm = None if state.spfb_solution is None else s
-        window = settled_window(state.spfb_window, batch, g, finite)
+        window = settled_window(state.spfb_window, batch, g, damping, sound)
         sketch, preconditioner = (
-            jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+            jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
             for new, old in ((batch.sketch, state.spfb_sketch), (preconditioner, state.spfb_preconditioner))
         )
         state = ScaleBySpfbState(info, warm, window, limit, adaptation, sketch, preconditioner)
