@@ -27,6 +27,7 @@ __all__ = [
     "matching",
     "matching_tree",
     "nonnegative",
+    "outside_shard_map",
     "positive",
     "real_array",
     "unbatched",
@@ -145,6 +146,42 @@ def fraction(name: str, number: Scalar) -> Scalar:
     if _is_number(name, number) and not 0 <= number < 1:
         raise ValueError(f"{name}: expected a number in [0, 1); got {number!r}")
     return number if is_number(number) else jnp.where((number >= 0) & (number < 1), number, jnp.nan)
+
+
+def outside_shard_map(**trees: Any) -> None:
+    """Raise if an array in `trees`, by the names of the arguments, may differ from one device to the next.
+
+    Inside `jax.shard_map` and `jax.pmap` a device sees its own part of a batch: means would be over that part, while a
+    `vjp` sums over all. JAX marks arrays that vary over an axis of the mesh, unless told not to (`check_vma=False`,
+    `jax.pmap`): where nothing is marked, nothing can be known, and that is an error too.
+    """
+    advice = (
+        "Call it outside, under jax.jit, with arrays that are sharded over the mesh (jax.device_put with a "
+        "NamedSharding): it then sees the whole batch. Gradients may come out of jax.shard_map, as means over devices"
+    )
+    for name, tree in trees.items():
+        for leaf in jax.tree.leaves(tree):
+            if _varying_axes(leaf):
+                axes = ", ".join(sorted(map(repr, _varying_axes(leaf))))
+                raise ValueError(
+                    f"{name}: expected arrays that are the same on all devices; got one that varies over {axes}, an "
+                    f"axis of the mesh, inside jax.shard_map. {advice}"
+                )
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    unmarked = [axis for axis in manual if not _varying_axes(jax.lax.axis_index(axis))]
+    if unmarked:
+        axes = ", ".join(map(repr, unmarked))
+        raise ValueError(
+            f"{next(iter(trees))}: expected arrays that are known to be the same on all devices; got some inside "
+            f"jax.pmap, or jax.shard_map with check_vma=False, over {axes}, where that is not known. {advice}"
+        )
+
+
+def _varying_axes(leaf) -> frozenset:
+    """Of the mesh; none outside of `jax.shard_map`."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.vma or frozenset()
+    return getattr(jax.typeof(leaf), "vma", frozenset()) if isinstance(leaf, jax.Array) else frozenset()
 
 
 def is_number(number: object) -> bool:

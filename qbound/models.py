@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from qbound import checks
 from qbound.linear_map import FunctionPair, linearised
 from qbound.records import record
 from qbound.solve import HIGHEST, gram
@@ -273,6 +274,8 @@ def checked_logits(logits: Any) -> Any:
             f"logits_fn: expected logits of at least two labels; got shape {shape}. The softmax of one label is always "
             "1: for a binary model with one logit h, return the logits (0, h)"
         )
+    # Of what a model closes over nothing else is known.
+    checks.outside_shard_map(logits_fn=logits)
     return logits
 
 

@@ -79,6 +79,7 @@ def common_part(tree: Any) -> Any:
 
 def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:
     """Check the shapes of what was given, and look for values out of range."""
+    checks.outside_shard_map(params=params, inputs=inputs, labels=labels, example_weights=weights, l2=l2)
     shape = logits_shape(logits_fn, params, inputs)
     dtype = working_dtype(*jax.tree.leaves(params))
     rows = full_weights("example_weights", weights, shape[:-1], dtype).reshape(-1)

@@ -113,6 +113,15 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         del ignored
         if params is None:
             raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        checks.outside_shard_map(
+            params=params,
+            updates=updates,
+            inputs=inputs,
+            example_weights=example_weights,
+            curvature_inputs=curvature_inputs,
+            curvature_weights=curvature_weights,
+            value=value,
+        )
         model = options.widened() if is_narrow(params) else options
         params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
         l2 = as_number(checks.nonnegative("l2", options.l2), params)
