@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature import Curvature, ModelCurvature, Pieces
-from qbound.models import checked_logits, linear_logits, linearise
+from qbound.models import checked_logits, is_linear_logits, linearise
 from qbound.quadratic import QuadraticBound
 
 __all__ = [
@@ -72,7 +72,7 @@ def curvature_by_example(
     For `linear_logits` that is the whole batch, whose rows need not be formed. For any other model, pieces of one
     example: a row of its Jacobian is then one `vjp` of one example.
     """
-    if logits_fn is linear_logits:
+    if is_linear_logits(logits_fn, params, inputs):
         return _weighted_curvature(logits_fn, bound, params, inputs, normalised(weights))
     return _in_pieces_curvature(logits_fn, bound, params, inputs, normalised(weights), axes, 1)
 

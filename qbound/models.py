@@ -20,10 +20,19 @@ from jaxtyping import Array, Float, Int
 from qbound import checks
 from qbound.linear_map import FunctionPair, linearised
 from qbound.records import record
+from qbound.same_program import same_program
 from qbound.solve import HIGHEST, gram
 from qbound.types import working_dtype
 
-__all__ = ["BatchMap", "JacobianMap", "KroneckerMap", "checked_logits", "linear_logits", "linearise"]
+__all__ = [
+    "BatchMap",
+    "JacobianMap",
+    "KroneckerMap",
+    "checked_logits",
+    "is_linear_logits",
+    "linear_logits",
+    "linearise",
+]
 
 # Up to so many labels, products of residuals and inputs are narrow.
 _FEW_LABELS = 128
@@ -33,7 +42,7 @@ def linear_logits(params: Any, inputs: ArrayLike) -> Float[Array, "*b n"]:
     """Multinomial logistic regression, `inputs @ weights + bias`, with its structure known to the solvers.
 
     Any function of parameters and inputs can be a model. With this one, `qbound.spfb` solves a batch of one in O(n d),
-    and its direct solvers never form the Jacobian.
+    and its direct solvers never form the Jacobian. `jax.jit`, a lambda or a partial around it change nothing of that.
 
     Args:
       params: weights (d, n), or a tree of weights (d, n) and a bias (n,): a pair, a dict.
@@ -254,10 +263,29 @@ def linearise(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Float[Arra
     dtype = working_dtype(*jax.tree.leaves(params))
     logits, pair = linearised(lambda params: _rows(logits_fn(params, inputs)), params)
     logits = logits.astype(dtype)
-    if logits_fn is linear_logits:
+    if is_linear_logits(logits_fn, params, inputs):
         inputs = jnp.asarray(inputs)
         return logits, KroneckerMap(pair, inputs.reshape(-1, inputs.shape[-1]).astype(dtype))
     return logits, JacobianMap(pair)
+
+
+def is_linear_logits(logits_fn: Callable, params: Any, inputs: Any) -> bool:
+    """Whether a model is `linear_logits`, by that name or any other: with `jax.jit`, a lambda or a partial around it.
+
+    What counts is the program for the logits and their derivatives. It costs a trace of the model, and that only for
+    parameters and inputs that `linear_logits` takes.
+    """
+    if logits_fn is linear_logits:
+        return True
+    try:
+        jax.eval_shape(linear_logits, params, inputs)
+    except (TypeError, ValueError):
+        return False
+
+    def with_derivative(function):
+        return lambda params, v, inputs: jax.jvp(lambda params: function(params, inputs), (params,), (v,))
+
+    return same_program(with_derivative(logits_fn), with_derivative(linear_logits), params, params, inputs)
 
 
 def checked_logits(logits: Any) -> Any:

@@ -16,7 +16,7 @@ SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
 
 # A module may import those on lines above its own.
 LAYERS = [
-    {"qbound.types", "qbound.records"},
+    {"qbound.types", "qbound.records", "qbound.same_program"},
     {"qbound.checks", "qbound.prefix", "qbound.solve", "qbound.trees"},
     {"qbound.cg", "qbound.nystrom", "qbound.orders", "qbound.linear_map"},
     {"qbound.models"},

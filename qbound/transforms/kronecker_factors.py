@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from qbound.bounds import log_partition_bound
 from qbound.curvature import Kronecker
 from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
-from qbound.models import linear_logits
+from qbound.models import is_linear_logits, linear_logits
 from qbound.nystrom import leading_eigenvectors
 from qbound.solve import HIGHEST, times
 from qbound.types import Order, working_dtype
@@ -88,7 +88,7 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
             "hand over that layer only"
         )
     shape = weights[0].shape
-    if output_axis is None and logits_fn is linear_logits:
+    if output_axis is None and _is_linear(logits_fn, params, features_fn, shape):
         output_axis = 1
     candidates = [axis for axis in (0, 1) if output_axis in (None, axis)]
     if bias:
@@ -107,6 +107,14 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
         )
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     return MatrixLayout(structure, shapes, candidates[0])
+
+
+def _is_linear(logits_fn, params, features_fn, shape) -> bool:
+    """Whether the model is `qbound.linear_logits`; one that takes other inputs than rows of features is not."""
+    rows = jax.ShapeDtypeStruct((1, shape[0]), working_dtype(*jax.tree.leaves(params)))
+    if logits_fn is not linear_logits and (features_fn is not None or not _takes(logits_fn, params, *shape)):
+        return False
+    return is_linear_logits(logits_fn, params, rows)
 
 
 def _takes(logits_fn, params, inputs, labels) -> bool:
