@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Array
 
 from qbound import checks
+from qbound.transforms.finite import keep_params_finite
 from qbound.transforms.kspfb_step import KspfbOptions, LabelCurvature, kspfb_direction
 from qbound.transforms.preconditioner import CurvatureTransform
 from qbound.types import Order, Scalar
@@ -197,4 +198,4 @@ def kspfb(
             output_axis=output_axis,
         )
     )
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
+    return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "kspfb")

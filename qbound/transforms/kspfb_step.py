@@ -47,7 +47,8 @@ class KspfbInfo(NamedTuple):
       kspfb_predicted_decrease: of the objective, by the quadratic, which is no bound, for the direction alone.
       kspfb_step_length: what the direction was multiplied by, before momentum and learning rate: less than 1 where
         the bound of the batch allows no more, 0 if the update was skipped.
-      kspfb_nonfinite: whether the update was skipped, because gradient, factors or curvature were not finite.
+      kspfb_nonfinite: whether the update was skipped, because a number was not finite: of the gradient, the factors,
+        the curvature or, in `qbound.kspfb`, the parameters that it leads to.
       kspfb_nonfinite_total: how many updates were.
     """
 
@@ -201,6 +202,7 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
         del ignored
         if params is None:
             raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        checks.outside_shard_map(params=params, updates=updates, inputs=inputs, example_weights=example_weights)
         params = trees.widen(checks.float_tree("params", params))
         updates = jax.tree.map(jnp.asarray, updates)
         l2 = as_number(checks.nonnegative("l2", options.l2), params)

@@ -20,7 +20,9 @@ OPTIMIZERS = {
     "dense": (qbound.spfb, {"solver": "dense"}),
     "cg": (qbound.spfb, {"solver": "cg", "adaptive_damping": 0.1}),
     "low rank": (qbound.lspfb, {"rank": 4}),
+    "Kronecker": (qbound.kspfb, {"momentum": 0.0}),
 }
+PREFIX = {"dense": "spfb", "cg": "spfb", "low rank": "spfb", "Kronecker": "kspfb"}
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 LIKE = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -48,11 +50,11 @@ def test_rate_that_is_not_a_number_leaves_the_parameters_and_is_counted_once(nam
     moved = np.abs(np.diff(iterates, axis=0)).max(axis=1) > 0
     np.testing.assert_array_equal(moved, [True, False, True, True])
     assert np.isfinite(iterates).all()
-    assert not optax.tree.get(state, "spfb_nonfinite")
-    assert optax.tree.get(state, "spfb_nonfinite_total") == 1
+    assert not optax.tree.get(state, f"{PREFIX[name]}_nonfinite")
+    assert optax.tree.get(state, f"{PREFIX[name]}_nonfinite_total") == 1
 
 
-@every_optimizer
+@pytest.mark.parametrize("name", ["dense", "cg", "low rank"])
 def test_rate_far_too_large_never_makes_parameters_infinite(name):
     iterates, state = trained(name, 1e25, 10)
     assert np.isfinite(iterates).all()
@@ -60,6 +62,13 @@ def test_rate_far_too_large_never_makes_parameters_infinite(name):
     np.testing.assert_array_equal(iterates[-1], iterates[-2])
     assert optax.tree.get(state, "spfb_nonfinite")
     assert optax.tree.get(state, "spfb_nonfinite_total") > 5
+
+
+def test_rate_of_kspfb_far_too_large_is_met_by_its_limit():
+    iterates, state = trained("Kronecker", 1e25, 10)
+    assert np.isfinite(iterates).all()
+    assert optax.tree.get(state, "kspfb_nonfinite_total") == 0
+    assert optax.tree.get(state, "kspfb_step_length") < 1e-20
 
 
 def test_skipped_update_has_no_length_and_no_decrease():
