@@ -155,7 +155,9 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         # 3. The step, unless a number went wrong.
         s = solution.vector
         slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
-        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
+        # Of a size whose square is finite: s follows parameters that grow without end, and stops before they overflow.
+        finite = jnp.isfinite(solution.residual) & jnp.isfinite(trees.dot(s, s))
+        finite = finite & trees.all_finite(trees.cast_like(s, updates))
         # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
         nowhere = (solution.residual >= 1) & (trees.largest(s) == 0)
         sound = finite & ~nowhere & ~(slope < curved / 2)

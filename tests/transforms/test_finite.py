@@ -1,5 +1,7 @@
 """Parameters stay finite whatever the rate and the data are, and what was skipped is reported."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,23 @@ def test_rate_of_kspfb_far_too_large_is_met_by_its_limit():
     assert np.isfinite(iterates).all()
     assert optax.tree.get(state, "kspfb_nonfinite_total") == 0
     assert optax.tree.get(state, "kspfb_step_length") < 1e-20
+
+
+@pytest.mark.parametrize(
+    "make", [qbound.scale_by_spfb, functools.partial(qbound.scale_by_lspfb, rank=4), qbound.scale_by_kspfb]
+)
+def test_direction_alone_stops_before_its_square_overflows(make):
+    """So that chains whose rate is far too large end at numbers that are huge, and finite."""
+    chain = optax.chain(
+        optax.add_decayed_weights(1e-2), make(problems.affine, damping=1e-2), optax.scale_by_learning_rate(100.0)
+    )
+    p = problems.linear(b=10, dtype=jnp.float32)
+    inputs, labels = (jnp.broadcast_to(a, (40, *a.shape)) for a in (p.inputs, p.labels))
+    iterates, _ = problems.train(chain, problems.affine, p.params, inputs, labels)
+    iterates = jax.vmap(lambda tree: ravel_pytree(tree)[0])(iterates)
+    assert np.isfinite(iterates).all()
+    assert 1e18 < np.abs(iterates).max() < 1e30
+    np.testing.assert_array_equal(iterates[-1], iterates[-2])
 
 
 def test_skipped_update_has_no_length_and_no_decrease():
