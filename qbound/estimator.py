@@ -270,7 +270,8 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
                 if not seen > 0:
                     continue
                 x = X[rows].toarray() if scipy.sparse.issparse(X) else X[rows]
-                x, y, w = _with_rows(_padded(len(rows)), x.astype(np.float32), labels[rows], weights[rows])
+                x = _without_unused(x, weights[rows]).astype(np.float32)
+                x, y, w = _with_rows(_padded(len(rows)), x, labels[rows], weights[rows])
                 data = Data(Dense(jnp.asarray(x)), jnp.asarray(y), jnp.asarray(w))
                 penalty = self._penalty(self._l2(seen), n, d, np.float32)
                 stream = consume(stream, data, jnp.asarray(penalty))
@@ -289,6 +290,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
     def _minimise(self, X, labels, weights, l2: float, start) -> Fit:
         penalty = self._penalty(l2, len(start), X.shape[1], X.dtype)
         is_sparse = scipy.sparse.issparse(X)
+        X = _without_unused(X, weights)
         if not is_sparse and X.size <= _PADDED_SIZE:
             X, labels, weights = _with_rows(_padded(len(labels)), X, labels, weights)
         with ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
@@ -345,6 +347,19 @@ def _padded(rows: int) -> int:
     """The next of four sizes for every power of 2."""
     unit = max(8, 1 << max(rows.bit_length() - 3, 0))
     return -(-rows // unit) * unit
+
+
+def _without_unused(x, weights):
+    """With zeros in rows of weight 0. Their logits and squares could overflow, and 0 times infinity is not a number."""
+    unused = weights == 0
+    if not np.any(unused):
+        return x
+    x = x.copy()
+    if scipy.sparse.issparse(x):
+        x.data[np.repeat(unused, np.diff(x.indptr))] = 0
+    else:
+        x[unused] = 0
+    return x
 
 
 def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

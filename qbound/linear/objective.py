@@ -213,7 +213,9 @@ def _label_curvature(
         # Of weight 0, they are as good as any others to guess from.
         total = jnp.sum(w)
         w = jnp.sum(weights) * jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / len(w))
-    weighted = jnp.where(w[None, :] == 0, 0, w[None, :] * some)
+    # Those of no weight may not be numbers.
+    some = jnp.where(w[None, :] == 0, 0, some)
+    weighted = w[None, :] * some
     if is_matrix:
         return jnp.diag(jnp.sum(weighted, axis=1)) - times(weighted, some.T)
     return jnp.sum(weighted * (1 - some), axis=1)

@@ -84,6 +84,24 @@ def test_weights_count_as_in_scikit_learn(name, class_weight):
     assert np.max(np.abs(found.coef_ - ours(inputs, labels).coef_)) > 1e-2
 
 
+@pytest.mark.parametrize("container", [np.asarray, scipy.sparse.csr_array], ids=["dense", "sparse"])
+@pytest.mark.parametrize("classes", [3, 70])
+def test_rows_of_no_weight_may_have_inputs_of_any_size(container, classes):
+    """Their logits overflow, and their squares."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(300, 4)).astype(np.float32), np.arange(300) % classes
+    inputs += rng.normal(size=(classes, 4))[labels].astype(np.float32)
+    weights = np.where(np.arange(300) % 7 == 0, 0, 1)
+    fits = []
+    for size in (0, 3e38):
+        x = np.where(weights[:, None] == 0, np.float32(size), inputs)
+        before = x.copy()
+        fits.append(LogisticRegression(random_state=0).fit(container(x), labels, weights))
+        np.testing.assert_array_equal(x, before)
+    assert fits[1].converged_
+    np.testing.assert_allclose(fits[1].coef_, fits[0].coef_, atol=1e-5)
+
+
 @pytest.mark.parametrize("c", [0.1, 10.0])
 def test_l2_stands_for_an_inverse_penalty_of_the_sum(iris, c):
     inputs, labels = iris

@@ -82,6 +82,21 @@ def test_weights_of_zero_leave_examples_out(digits):
     assert np.all(np.isfinite(none.coef_))
 
 
+@pytest.mark.parametrize("limit", [10, 1000], ids=["sketch", "matrix"])
+def test_rows_of_no_weight_may_have_inputs_of_any_size(digits, limit, monkeypatch):
+    """They are beyond the range of float32, or their squares are."""
+    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+    inputs, labels = digits[0][:SIZE], digits[1][:SIZE]
+    weights = np.where(np.arange(SIZE) % 3 == 0, 0, 1)
+    expected = None
+    for size in (0, 1e30, 1e200):
+        model = LogisticRegression(l2=L2, random_state=0)
+        x = np.where(weights[:, None] == 0, size, inputs)
+        model.partial_fit(x, labels, classes=np.arange(10), sample_weight=weights)
+        expected = model.coef_ if expected is None else expected
+        np.testing.assert_array_equal(model.coef_, expected)
+
+
 def test_many_columns_have_a_sketch(digits, monkeypatch):
     monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
     model = streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=10)

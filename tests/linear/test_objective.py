@@ -163,6 +163,25 @@ def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
 
 
+def test_examples_of_weight_zero_may_have_inputs_of_any_size():
+    """Where labels are few: their logits overflow, and their probabilities are not numbers."""
+    p = problem(intercept=False)
+    _, l2, params = p.arrays(jnp.float32)
+    params, v = 10 * params, jnp.asarray(p.direction, jnp.float32)
+
+    def all_of_it(p):
+        data = p.data(jnp.float32)
+        point = evaluate(data, l2, params, hold=True)
+        numbers = point.objective, point.gradient, point.label_curvature
+        return *numbers, product(data, l2, point, v), hessian(data, l2, params)
+
+    x = np.where(p.weights[:, None] > 0, p.x, 3e38)
+    assert not np.all(np.isfinite(p._replace(x=x).data(jnp.float32).logits(params)))
+    zeros = np.where(p.weights[:, None] > 0, p.x, 0)
+    for found, expected in zip(all_of_it(p._replace(x=x)), all_of_it(p._replace(x=zeros)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("labels", "cached_rows", "blocks"), [(64, 50, 1), (65, 50, 3), (65, 74, 3), (65, 75, 1)])
 def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_rows, blocks, monkeypatch):
     monkeypatch.setattr(design, "_LEAST_ROWS", 1)
