@@ -122,6 +122,26 @@ def test_solution_is_linear_beyond_the_range_of_float32(size):
     np.testing.assert_allclose(found / size, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_factor_of_some_rows_needs_no_intercept():
+    """The squares of all rows are then of the columns alone."""
+    x, weights, rows = example()
+    data = Data(Dense(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights / weights.sum()))
+    factor = input_factor(data, jnp.asarray(rows), E - 1)
+    some = weights[rows] / weights[rows].sum()
+    scaled = x[rows] * np.asarray(factor.scales)
+    np.testing.assert_allclose(dense(factor), scaled.T @ (some[:, None] * scaled), rtol=1e-3, atol=1e-3)
+
+
+def test_solution_has_its_digits_for_a_small_gradient_of_one_sign():
+    """Below the range of float32, in which it is found."""
+    x, weights, rows = example()
+    factor, labels = factor_of(x, weights, rows), label_factor(jnp.asarray(label_curvature()))
+    g = -np.abs(np.random.default_rng(4).normal(size=(N, E)))
+    g[0, 0] = 0
+    expected, found = (solve(labels, factor, jnp.asarray(size * g), jnp.asarray(L2), RELATIVE) for size in (1.0, 1e-60))
+    np.testing.assert_allclose(1e60 * found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_columns_of_all_sizes_have_a_finite_factor():
     sizes = np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])
     x, weights, rows = example(sizes=sizes)
@@ -137,6 +157,14 @@ def test_columns_of_all_sizes_have_a_finite_factor():
     g = jnp.asarray(g - g.mean(0))
     s = solve(labels, factor, g, jnp.asarray(1e-6), 0.01)
     assert np.all(np.isfinite(s)) and np.sum(g * s) > 0
+
+
+def test_columns_of_large_numbers_have_a_finite_factor_whatever_their_sign():
+    x, weights, _ = example()
+    x[:, 0], x[:, 1] = 1e25, -1e25
+    factor = factor_of(x, weights, np.arange(40, dtype=np.int32))
+    for leaf in jax.tree.leaves(factor):
+        assert np.all(np.isfinite(leaf))
 
 
 @pytest.mark.parametrize("weights", [np.zeros(40), np.ones(40)], ids=["no weight", "no inputs"])
@@ -219,6 +247,17 @@ def test_core_of_nothing_is_finite():
     for nothing in (p._replace(x=0 * p.x), p._replace(weights=0 * p.weights)):
         _, core = core_of(nothing._replace(l2=0 * p.l2), np.arange(B, dtype=np.int32))
         assert np.all(np.isfinite(core.factor))
+
+
+def test_core_that_is_not_finite_is_not_known():
+    p = problem()
+    _, core = core_of(p._replace(params=np.nan * p.params), np.arange(B, dtype=np.int32))
+    assert not core.known and not np.any(core.factor)
+
+
+def test_there_is_no_core_where_labels_are_many():
+    factor, _ = core_of(problem(), np.arange(B, dtype=np.int32))
+    assert no_core(B, B, 65, factor) is None
 
 
 def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkeypatch):

@@ -196,6 +196,16 @@ def test_gradient_sums_to_zero_over_labels_in_float32():
     assert np.max(np.abs(np.sum(gradient, axis=0))) < 1e-7
 
 
+def test_products_with_the_hessian_sum_to_zero_over_labels_in_float32():
+    """A large part of a direction that is the same for all labels leaves its rounding, held back by l2 alone."""
+    p = problem(intercept=False)
+    data, _, params = p.arrays(jnp.float32)
+    no_l2 = jnp.zeros(len(p.l2), jnp.float32)
+    v = jnp.asarray(p.direction + 1e4, jnp.float32)
+    found = np.asarray(product(data, no_l2, evaluate(data, no_l2, params, hold=True), v))
+    assert np.max(np.abs(np.sum(found, axis=0))) < 1e-6 * np.max(np.abs(found))
+
+
 def test_sparse_inputs_are_not_made_dense():
     sparse = Sparse.from_csr(scipy.sparse.csr_array(np.eye(3)), np.float64)
     with pytest.raises(TypeError, match="expected Dense inputs; got Sparse"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from qbound.linear.factors import input_factor
-from qbound.linear.stochastic import epoch, first_iterate
+from qbound.linear.stochastic import epoch, first_iterate, relative_damping
 from tests import reference
 from tests.linear.problems import B, N, problem
 
@@ -40,8 +40,10 @@ def dense_steps(p, factor, batches):
 
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
 def test_epoch_takes_the_steps_of_dense_matrices(intercept):
-    """The last batch has fewer examples."""
+    """The last batch has fewer examples: their places are -1, which is not the last example."""
     p = problem(intercept)
+    p.weights[-1] = 2 / B
+    p = p._replace(weights=p.weights / p.weights.sum())
     data, l2, params = p.arrays()
     factor = input_factor(data, jnp.arange(B, dtype=jnp.int32), len(p.l2))
     batches = np.random.default_rng(0).permutation(B).reshape(len(RATES), -1)
@@ -53,3 +55,8 @@ def test_epoch_takes_the_steps_of_dense_matrices(intercept):
     np.testing.assert_allclose(end.params, expected, atol=2e-3 * size)
     assert end.params.dtype == jnp.float32
     assert float(end.mean_weight) == pytest.approx(1 + 0.8 + 0.64)
+
+
+def test_small_batches_are_damped_more_and_large_ones_no_less_than_the_typical():
+    assert relative_damping(TYPICAL_BATCH // 4) == 4 * RELATIVE_DAMPING
+    assert relative_damping(TYPICAL_BATCH) == relative_damping(100 * TYPICAL_BATCH) == RELATIVE_DAMPING

@@ -193,6 +193,15 @@ def test_microbatches_change_nothing(size, solver):
     )
 
 
+@pytest.mark.parametrize(("max_steps", "is_dense"), [(1, False), (10_000, True)])
+def test_solver_of_microbatches_is_the_cheapest_of_those_they_can_have(max_steps, is_dense):
+    p = problems.linear()
+    assert (cheapest(12, 3, 15, False, max_steps) == "dense") == is_dense
+    tx = qbound.scale_by_spfb(problems.affine, damping=1e-2, microbatch_size=4, max_steps=max_steps)
+    _, state = jitted(tx)(p.params, tx.init(p.params), p.params, inputs=p.inputs)
+    assert (state.spfb_info.spfb_steps == 0) == is_dense
+
+
 def test_microbatches_bound_the_memory():
     def deep(params, x):
         for _ in range(8):
