@@ -95,8 +95,8 @@ def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
     known = values > len(values) * jnp.finfo(values.dtype).eps * jnp.max(values)
     positive: Array = jnp.where(known, values, 1)  # pyright: ignore[reportAssignmentType]
     vectors = times(scaled, vectors) * jnp.where(known, jax.lax.rsqrt(positive), 0)[None, :]
-    # Those that are not known have vectors of 0.
-    return InputFactor(scales, 1 + positive, vectors, jnp.ones((), positive.dtype))
+    # Those that are not known have vectors of 0, and count as what is left.
+    return InputFactor(scales, jnp.where(known, 1 + positive, 1), vectors, jnp.ones((), positive.dtype))
 
 
 def matrix_factor(moments: Float[Array, "e e"]) -> InputFactor:
