@@ -359,10 +359,15 @@ def test_inputs_that_are_all_zero_are_not_taken_for_known():
     assert state.kspfb_factors.factor_input_batches == 1
 
 
-def test_nothing_is_done_before_both_factors_are_known():
+@pytest.mark.parametrize("limited", [True, False])
+def test_nothing_is_done_before_both_factors_are_known(limited):
     """Inputs that are finite, and logits that are not."""
     p = problems.linear(b=9)
-    tx = qbound.kspfb(1.0, lambda params, x: problems.affine(params, x) * jnp.inf, l2=1e-6)
+
+    def model(params, x):
+        return problems.affine(params, x) * jnp.inf
+
+    tx = qbound.kspfb(1.0, model, l2=1e-6) if limited else qbound.scale_by_kspfb(model, damping=1e-6)
     updates, state = one_update(tx, p.params, p.inputs)
     np.testing.assert_array_equal(flat(updates), 0)
     assert optax.tree.get(state, "kspfb_nonfinite")

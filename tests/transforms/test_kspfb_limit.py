@@ -1,6 +1,7 @@
 """KSPFB on batches that are not like the first: how long a step may be, and when factors are made anew."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 import qbound
-from qbound.transforms import kronecker_factors, kspfb_limit
+from qbound.transforms import kronecker_factors, kspfb_limit, kspfb_mean, kspfb_step
 from tests import reference
 from tests.transforms import problems
 
@@ -162,6 +163,31 @@ def test_one_outlier_does_not_hide_the_next():
     assert limit.limit_slope < 2
 
 
+def test_usual_slope_moves_by_a_tenth_of_the_way_to_at_most_four_times_itself():
+    limit, usual = kspfb_limit.no_limit_yet(jnp.float64), []
+    for step, slope in enumerate([2.0, 4.0, 1e9, 0.0]):
+        _, _, limit = kspfb_limit.limited(
+            limit, jnp.asarray(step, jnp.int32), jnp.asarray(1.0), 1.0, jnp.asarray(slope), lambda: jnp.asarray(0.1)
+        )
+        usual.append(float(limit.limit_slope))
+    np.testing.assert_allclose(usual, [2, 2.2, 2.2 * 1.3, 2.2 * 1.3 * 0.9], rtol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [3.0, -3.0])
+def test_limit_is_of_the_share_of_a_step_and_then_of_all_of_it_up_or_down(rate):
+    length, forget, limit = kspfb_limit.limited(
+        kspfb_limit.no_limit_yet(jnp.float64),
+        jnp.asarray(0, jnp.int32),
+        jnp.asarray(rate),
+        0.5,
+        jnp.asarray(1.0),
+        lambda: jnp.asarray(4.0),
+    )
+    assert forget
+    np.testing.assert_allclose(limit.limit_excess, 3)
+    np.testing.assert_allclose(length, 1 / 6)
+
+
 def test_factors_out_of_turn_become_rarer_until_their_turn_comes():
     limit, made = kspfb_limit.no_limit_yet(jnp.float64)._replace(limit_excess=jnp.asarray(5.0)), []
     for step in range(1, 150):
@@ -178,6 +204,45 @@ def test_steps_that_are_not_known_are_skipped_and_leave_the_limit_as_it_was():
     assert np.isnan(length)
     assert not forget
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(a == b), start, limit))
+
+
+def test_share_of_the_next_direction_is_the_one_it_has_in_the_mean():
+    directions = kspfb_mean.no_directions_yet(jnp.zeros(2), 0.8)
+    for expected in (1, 1 / 1.8, 1 / 2.44):
+        share = kspfb_mean.share_of_next(directions, 0.8)
+        np.testing.assert_allclose(share, expected, rtol=1e-12)
+        mean, _ = kspfb_mean.mean_direction(directions, jnp.ones(2), 0.8, False)
+        without, directions = kspfb_mean.mean_direction(directions, jnp.zeros(2), 0.8, False)
+        np.testing.assert_allclose(mean - without, share, rtol=1e-12)
+    assert kspfb_mean.share_of_next(None, 0.0) == 1
+
+
+def test_where_there_is_no_gradient_there_is_no_step_and_no_error():
+    x, _ = stream("plain", rows=20)
+    params = jnp.zeros((20, 5), x.dtype)
+    tx = qbound.kspfb(2.0, qbound.linear_logits, l2=1e-3)
+    updates, state = jax.jit(tx.update)(params, tx.init(params), params, inputs=x)
+    np.testing.assert_array_equal(updates, 0)
+    assert not optax.tree.get(state, "kspfb_nonfinite") and optax.tree.get(state, "kspfb_step_length") == 1
+
+
+def test_ratio_of_a_step_uphill_is_not_a_number():
+    p = problems.linear(b=9)
+    layout = kronecker_factors.layout_of(p.params, problems.affine, None, 1)
+    batch = kspfb_step.Batch(p.inputs, problems.affine(p.params, p.inputs), None)
+    options = types.SimpleNamespace(order="max_first")
+    for sign in (1, -1):
+        s = jax.tree.map(lambda leaf, sign=sign: sign * leaf, p.params)
+        ratio = kspfb_step._ratio(options, layout, batch, p.params, s, jnp.asarray(1e-3))
+        assert np.isnan(ratio) == (sign < 0)
+
+
+@pytest.mark.parametrize(
+    ("moments", "typical"), [([9.0, 1.0, 4.0], 4.0), ([0.0, 8.0, 0.0, 0.0], 2.0), ([0.0, 0.0], None)]
+)
+def test_inputs_are_scaled_by_what_is_typical_the_median_unless_most_are_zero(moments, typical):
+    expected = np.ones(2) if typical is None else 1 / np.sqrt(np.array(moments) + typical)
+    np.testing.assert_allclose(kronecker_factors.input_scales(jnp.asarray(moments)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
