@@ -32,3 +32,15 @@ def test_labels_some_at_a_time_give_what_all_give(at_a_time, monkeypatch):
     for found in (both(), jax.jit(both)()):
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [500, 501])
+def test_beyond_500_labels_the_bound_is_bohnings(n):
+    rng = np.random.default_rng(0)
+    h, u = rng.normal(size=(2, n, 2))
+    found = label_means.bound_quadratics(jnp.asarray(h), jnp.asarray(u))
+    bohning = np.sum((u - u.mean(0)) ** 2, axis=0) / 2
+    if n > 500:
+        np.testing.assert_allclose(found, bohning, rtol=1e-12)
+    else:
+        assert np.all(found < 0.9 * bohning)

@@ -64,6 +64,13 @@ def test_steps_are_those_of_the_formulas(limit, monkeypatch):
     assert {falls for falls, _ in kinds} == {shorter for _, shorter in kinds} == {True, False}
 
 
+def test_labels_that_are_left_out_have_no_part_in_a_direction():
+    v, known = np.random.default_rng(0).normal(size=(4, 3)), np.array([True, False, True, True])
+    expected = np.where(known[:, None], v - v[known].mean(0), 0)
+    np.testing.assert_allclose(stream_module._of_known(jnp.asarray(v), jnp.asarray(known)), expected, atol=1e-12)
+    np.testing.assert_array_equal(stream_module._of_known(jnp.asarray(v), jnp.zeros(4, bool)), 0)
+
+
 def test_moments_are_factorised_whenever_their_weight_has_doubled():
     rng = np.random.default_rng(0)
     stream, seen, weights = first_stream(np.zeros((N, D + 1))), [], []
