@@ -276,6 +276,17 @@ def test_moments_some_rows_at_a_time_equal_those_of_all(weighted, bias, rows, mo
     np.testing.assert_allclose(found, x.T @ (w[:, None] * x), rtol=1e-6, atol=1e-7)
 
 
+def test_examples_of_weight_zero_may_have_inputs_and_logits_that_are_not_finite():
+    rows, w = np.random.default_rng(0).normal(size=(5, 3)), jnp.asarray([0.25, 0, 0.5, 0, 0.25])
+    bad = jnp.asarray(np.where(np.asarray(w)[:, None] == 0, np.inf, rows))
+    rows = jnp.asarray(rows)
+    for of in (
+        lambda x: kronecker_factors.second_moments(x, w, True, jnp.float64),
+        lambda h: kronecker_factors.mean_label_curvature(h, w, "max_first"),
+    ):
+        np.testing.assert_allclose(of(bad), of(rows), rtol=1e-12)
+
+
 def test_too_many_inputs_for_a_matrix_are_an_error_that_says_how_many():
     tx = qbound.kspfb(2.0, qbound.linear_logits, l2=1e-4)
     with pytest.raises(ValueError, match=r"at most 32,768 inputs.*got 1,000,000 inputs, a matrix of 3,725 GiB"):
