@@ -212,8 +212,9 @@ def _unit(x, point, dtype) -> Array:
     sizes = jax.tree.map(lambda x, point: jnp.max(jnp.where(point == -jnp.inf, 0, _larger(x, point))), x, point)
     size = jax.lax.stop_gradient(jax.tree.reduce(jnp.maximum, jax.tree.map(lambda s: s.astype(dtype), sizes)))
     largest = jnp.finfo(dtype).maxexp
+    _, exponent = jnp.frexp(size)
     # 4 times too large, so that a difference of two such numbers is not above 1.
-    unit = jnp.ldexp(jnp.ones((), dtype), jnp.minimum(jnp.frexp(size)[1] + 2, largest - 1))
+    unit = jnp.ldexp(jnp.ones((), dtype), jnp.minimum(exponent + 2, largest - 1))
     return jnp.where((size > 2.0 ** (largest // 4)) & jnp.isfinite(size), unit, 1)
 
 

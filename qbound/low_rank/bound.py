@@ -10,6 +10,8 @@ from qbound.curvature import LowRank
 from qbound.low_rank.compress import METHODS, Method, checked_rank, compress_rows, nothing
 from qbound.low_rank.sources import FeatureSource
 from qbound.quadratic import QuadraticBound
+from qbound.solve import times
+from qbound.sums import sum_of_many
 from qbound.types import Order, working_dtype
 
 __all__ = ["low_rank_bound"]
@@ -69,13 +71,13 @@ def low_rank_bound(
     theta = checks.matching("theta", checks.float_array("theta", theta, ["d"]), features[0, 0])
     rank = checked_rank(rank, theta.size, stacklevel=2)
     block_size = None if block_size is None else checks.integer("block_size", block_size)
-    bounds = jax.vmap(lambda h: log_partition_bound(h, order=order))(features @ theta)
-    m, _, d = features.shape
+    bounds = jax.vmap(lambda h: log_partition_bound(h, order=order))(times(features, theta))
+    m, n, d = features.shape
     weights = jnp.full((m,), 1 / m, features.dtype)
     source = FeatureSource(bounds.curvature, weights, features)
     return QuadraticBound(
-        value=jnp.mean(bounds.value),
-        grad=jnp.einsum("mn,mnd->d", bounds.grad, features) / m,
+        value=sum_of_many(bounds.value) / m,
+        grad=sum_of_many((bounds.grad[:, :, None] * features).reshape(m * n, d)) / m,
         curvature=LowRank(
             *compress_rows(source, nothing(rank, d, features.dtype), method=method, block_size=block_size)
         ),

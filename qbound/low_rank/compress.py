@@ -69,7 +69,8 @@ def _one_by_one(append, source, start, block_size) -> Split:
     def block(split, rows):
         return jax.lax.scan(lambda split, r: (append(split, r), None), split, source.dense_rows(rows))[0]
 
-    return scan_rows(source, start.scales.size if block_size is None else block_size, block, start)
+    block_size = start.scales.size if block_size is None else block_size
+    return scan_rows(source, block_size, block, start, functools.partial(row_by_row.merge, append), row_by_row.LARGEST)
 
 
 def _frequent_directions(source, start, block_size) -> Split:
@@ -80,7 +81,8 @@ def _frequent_directions(source, start, block_size) -> Split:
         delta=jnp.zeros_like(start.scales[0]),
     )
     block, fetched = frequent_directions.default_block(k) if block_size is None else (block_size, block_size)
-    sketch = scan_rows(source, fetched, functools.partial(frequent_directions.append, block=block), sketch)
+    append = functools.partial(frequent_directions.append, block=block)
+    sketch = scan_rows(source, fetched, append, sketch, frequent_directions.merge, frequent_directions.LARGEST)
     rows: Float[Array, "k d"] = source.to_basis(sketch.stack)
     scales = jnp.sum(rows**2, axis=1)
     basis = rows / safe_sqrt(jnp.where(scales > 0, scales, 1))[:, None]

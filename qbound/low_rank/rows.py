@@ -16,6 +16,9 @@ from qbound.solve import HIGHEST
 
 __all__ = ["DenseRows", "KroneckerRows", "Rows"]
 
+# So many rows are combined at a time.
+PART = 128
+
 
 class Rows(abc.ABC):
     """c rows of d parameters."""
@@ -49,7 +52,12 @@ class DenseRows(Rows):
         return jnp.matmul(self.matrix, stack.T, precision=HIGHEST)
 
     def combine(self, stack, of_stack, of_rows):
-        return jnp.matmul(of_stack.T, stack, precision=HIGHEST) + jnp.matmul(of_rows.T, self.matrix, precision=HIGHEST)
+        # In parts, because errors of a sum of many equal products grow with their number.
+        total = jnp.matmul(of_stack.T, stack, precision=HIGHEST)
+        for first in range(0, of_rows.shape[0], PART):
+            last = first + PART
+            total = total + jnp.matmul(of_rows[first:last].T, self.matrix[first:last], precision=HIGHEST)
+        return total
 
 
 @final

@@ -146,27 +146,57 @@ def row_source(curvature: Curvature) -> RowSource:
     return _KroneckerSource(curvature.logits, curvature.weights, curvature.map)
 
 
-def scan_rows(source: RowSource, block: int, step: Callable[[Carry, Rows], Carry], start: Carry) -> Carry:
+def scan_rows(
+    source: RowSource,
+    block: int,
+    step: Callable[[Carry, Rows], Carry],
+    start: Carry,
+    merge: Callable[[Carry, Carry], Carry],
+    largest: int,
+) -> Carry:
     """`carry = step(carry, rows)` over all rows, about `block` at a time.
 
     Blocks are of as many whole examples as fit, or of parts of one. Rows of zeros fill up the last ones.
+
+    Every step rounds all that is in the carry, so many of them in a row would add up to more than the rows do. Beyond
+    about `largest` rows they are taken in chunks: each starts from nothing, zeros in the shape of `start`, and is
+    merged with those before it.
     """
     examples = source.examples()
     count = jax.tree.leaves(examples)[0].shape[0]
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), examples)
     per_example = jax.eval_shape(source.factors, one)[0].shape[0]
-    group = max(1, min(block // per_example, count))
+    chunks = -(-count // max(1, largest // per_example))
+    if chunks <= 1:
+        return _scan_examples(source, (count, per_example), block, step, start, jnp.asarray(0), count)
+    length = -(-count // chunks)
+    empty = jax.tree.map(jnp.zeros_like, start)
+
+    def of_chunk(carry, begin):
+        chunk = _scan_examples(source, (count, per_example), block, step, empty, begin, length)
+        return merge(carry, chunk), None
+
+    return jax.lax.scan(of_chunk, start, length * jnp.arange(chunks))[0]
+
+
+def _scan_examples(source, shape, block, step, start, begin: Int[Array, ""], length: int):
+    """Over the rows of the examples from `begin` on, `length` of them or as many as there are."""
+    examples = source.examples()
+    count, per_example = shape
+    group = max(1, min(block // per_example, length))
     part = min(per_example, block)
     parts = -(-per_example // part)
-    groups = -(-count // group)
+    groups = -(-length // group)
 
     def of_group(carry, number):
-        # The last group may overlap with the one before: what that had is left out.
-        first = jnp.minimum(number * group, count - group)
+        # The last group may overlap with the one before, and with what comes after: that is left out.
+        intended = begin + number * group
+        first = jnp.minimum(intended, count - group)
         chosen = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, group), examples)
-        is_new = first + jnp.arange(group) >= number * group
+        index = first + jnp.arange(group)
+        is_new = (index >= intended) & (index < begin + length)
         factors, others = jax.vmap(source.factors)(chosen)
-        factors = jnp.where(is_new[:, None, None], factors, 0)
+        factors: Array = jnp.where(is_new[:, None, None], factors, 0)
         if parts == 1:
             return step(carry, source.rows(factors, jnp.arange(per_example), others)), None
         g, _, n = factors.shape

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 import qbound
 from qbound.batches import curvature_by_example
 from qbound.curvature import LowRank
-from qbound.low_rank import METHODS, low_rank
+from qbound.low_rank import METHODS, low_rank, row_by_row
 from qbound.low_rank import frequent_directions as fd
 from tests import reference
 from tests.transforms import problems
@@ -32,6 +32,9 @@ def parts(features, theta, rank, method="frequent_directions", order="descending
         warnings.simplefilter("ignore", UserWarning)
         bound = qbound.low_rank_bound(features, theta, rank=rank, method=method, order=order, block_size=block_size)
     return bound.curvature.basis, bound.curvature.scales, bound.curvature.diagonal
+
+
+low_rank_bound = jax.jit(qbound.low_rank_bound, static_argnames=("rank", "method"))
 
 
 def matrix(basis, scales, diagonal):
@@ -100,6 +103,62 @@ def test_rounding_of_many_rows_is_allowed_for(method):
     sigma = sigma_of(features.astype(np.float64), theta.astype(np.float64))
     assert np.linalg.eigvalsh(above - sigma)[0] > -2e-7 * np.linalg.norm(sigma, 2)
     np.testing.assert_allclose(above, sigma, atol=1e-4 * np.linalg.norm(sigma, 2))
+
+
+def _repeated_rows(kind, m, d):
+    rng = np.random.default_rng(0)
+    if kind == "one":
+        return np.tile(rng.normal(size=(1, 2, d)), (m, 1, 1))
+    return np.tile(rng.normal(size=(2, 2, d)), (m // 2, 1, 1))
+
+
+@every_method
+@pytest.mark.parametrize(("kind", "m", "d", "k"), [("one", 30_000, 1, 1), ("one", 16_384, 3, 3), ("two", 16_384, 8, 3)])
+def test_rounding_of_equal_rows_is_allowed_for(method, kind, m, d, k):
+    """Equal rows are rounded in the same direction, so that what is lost grows with their number."""
+    features, theta = _repeated_rows(kind, m, d).astype(np.float32), np.linspace(1, 2, d).astype(np.float32)
+    bound = low_rank_bound(features, theta, rank=k, method=method)
+    once = features[:2].astype(np.float64)
+    grad, sigma = reference.batch_bound(theta.astype(np.float64), once)
+    eps, size = np.finfo(np.float32).eps, np.abs(once).max()
+    np.testing.assert_allclose(bound.grad, grad, atol=8 * eps * size)
+    np.testing.assert_allclose(bound.value, np.mean([reference.log_sum_exp(f @ theta) for f in once]), rtol=8 * eps)
+    above = matrix(bound.curvature.basis, bound.curvature.scales, bound.curvature.diagonal)
+    # Logits, weights and factors of the rows are rounded, too, by a few units.
+    assert np.linalg.eigvalsh(above - sigma)[0] >= -16 * eps * np.linalg.norm(sigma, 2)
+    if method != "paper" or d == 1:
+        assert np.linalg.norm(above - sigma, 2) < 6e-3 * np.linalg.norm(sigma, 2)
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["one", "two"])
+def test_more_directions_than_equal_rows_have_do_no_harm(method, kind):
+    """What rounding leaves of a row across the span of the others is no direction of its own."""
+    features, theta = _repeated_rows(kind, 2000, 15).astype(np.float32), np.linspace(1, 2, 15).astype(np.float32)
+    curvature = low_rank_bound(features, theta, rank=10, method=method).curvature
+    sigma = sigma_of(features[:2].astype(np.float64), theta.astype(np.float64))
+    above = matrix(curvature.basis, curvature.scales, curvature.diagonal)
+    # The paper's method bounds the cross terms of two rows, once.
+    assert np.linalg.norm(above - sigma, 2) < 5e-3 * np.linalg.norm(sigma, 2)
+
+
+@every_method
+def test_chunks_of_rows_give_a_bound(method, monkeypatch):
+    """Many rows are summed in chunks, of which the last is not full; at the rank of the curvature nothing is lost."""
+    for module in (fd, row_by_row):
+        monkeypatch.setattr(module, "LARGEST", 12)
+    features, theta = random_problem(23, 4, 6)
+    sigma = sigma_of(features, theta)
+    for k in (2, 6):
+        bound = qbound.low_rank_bound(jnp.asarray(features), jnp.asarray(theta), rank=k, method=method)
+        above = np.asarray(bound.curvature.dense())
+        assert_bound(above, sigma, np.float64)
+        if k == 6 and method != "paper":
+            np.testing.assert_allclose(above, sigma, atol=1e-11)
+    curvature = functools.partial(of_model.__wrapped__, qbound.linear_logits, method=method, rank=3)
+    p = problems.linear(b=17)
+    expected, _ = problems.affine_curvature(p.params, p.inputs)
+    assert_bound(curvature(p.params, p.inputs, jnp.ones(17)), expected, np.float64)
 
 
 @every_method
