@@ -369,6 +369,20 @@ def test_hessian_of_a_dense_bound_is_its_curvature():
         np.testing.assert_allclose(jax.hessian(bound)(point), bound.curvature.dense(), rtol=1e-11, atol=1e-13)
 
 
+def test_mean_of_many_equal_bounds_is_one_of_them():
+    """Rounding does not grow with their number, which is what a sum of equal numbers one by one would do."""
+
+    @jax.jit
+    def of(features):
+        theta = jnp.array([1.0, 1.5, 2.0], jnp.float32)
+        bound = jax.vmap(lambda f: one_bound(f, theta))(features).mean()
+        return bound.value, bound.grad, bound.curvature.dense(), bound.curvature.mv(theta)
+
+    features = np.random.default_rng(0).uniform(0.1, 1, size=(1, 2, 3)).astype(np.float32)
+    for many, one in zip(of(np.tile(features, (30_000, 1, 1))), of(features), strict=True):
+        np.testing.assert_allclose(many, one, rtol=0, atol=8 * np.finfo(np.float32).eps * np.abs(one).max())
+
+
 # Sharding
 
 
@@ -378,7 +392,7 @@ def test_mean_of_a_batch_sharded_over_devices():
 import jax, jax.numpy as jnp, numpy as np, qbound
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Explicit,))
-features = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+features = np.random.default_rng(0).normal(size=(70, 5, 3)).astype(np.float32)
 theta = np.ones(3, np.float32)
 def mean(features, theta, order):
     one = lambda f: qbound.log_partition_bound(f @ theta, order=order).pullback(f, theta)

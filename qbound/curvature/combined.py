@@ -11,7 +11,8 @@ from qbound import checks
 from qbound.curvature.base import Curvature
 from qbound.curvature.roots import safe_sqrt
 from qbound.records import record
-from qbound.solve import gram, solve_dense, solve_factored
+from qbound.solve import solve_dense, solve_factored
+from qbound.sums import gram_of_many, sum_of_many
 
 __all__ = ["Batch", "Scaled", "Sum", "weighted_sum"]
 
@@ -96,7 +97,7 @@ class Batch(Curvature):
     def dense(self):
         rows, columns = _factor_shape(_one_of(self.terms))
         if rows < columns:
-            return gram(self.factor())
+            return gram_of_many(self.factor())
         return weighted_sum(self.weights, jax.vmap(lambda term: term.dense())(self.terms))
 
     def factor(self):
@@ -114,7 +115,8 @@ def weighted_sum(weights: Float[Array, " b"], trees: Any) -> Any:
 
     def one(leaf: Array) -> Array:
         w: Array = weights.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-        return jnp.sum(jnp.where(w == 0, 0, w * leaf), axis=0)
+        weighted: Array = jnp.where(w == 0, 0, w * leaf)  # pyright: ignore[reportAssignmentType]
+        return sum_of_many(weighted)
 
     return jax.tree.map(one, trees)
 
