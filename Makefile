@@ -2,6 +2,7 @@
 # make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
 # make bench  every method against every peer, in hours; QUICK=1 for a look in minutes
 # make costs  what the bound and steps cost, as ratios in one run
+# make soak   a million checks of the bounds on hostile data, in minutes; fails if one is violated
 # make reproduce   the experiments of the paper, and more, from raw data to figures; QUICK=1 for a look in 5 minutes
 #
 # Needs Python >= 3.11, make and a package index. The first run creates .venv; later ones start at once.
@@ -16,7 +17,7 @@ DOCTEST := $(BIN)/python -m pytest --override-ini=addopts= --doctest-glob='*.md'
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types doctest unit wheel bench costs reproduce format clean
+.PHONY: help install demo test lint types doctest unit wheel bench costs soak reproduce format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -78,6 +79,9 @@ costs: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.mm
 	$(BIN)/python -m experiments.benchmarks.low_rank
 	$(BIN)/python -m experiments.benchmarks.kspfb
+
+soak: $(INSTALLED)
+	$(BIN)/python -m experiments.soak
 
 # QBOUND_DATA_DIR names a folder with the raw data; without it they are downloaded. It goes on where it was interrupted.
 reproduce: $(INSTALLED)
