@@ -2,7 +2,7 @@
 # make test   everything that must hold: lint, types, doctests, tests, and the wheel in a clean environment
 # make bench  every method against every peer, in hours; QUICK=1 for a look in minutes
 # make costs  what the bound and steps cost, as ratios in one run
-# make soak   a million checks of the bounds on hostile data, in minutes; fails if one is violated
+# make soak   a million bounds, and every transform, on hostile data, in minutes; fails if one does not hold
 # make reproduce   the experiments of the paper, and more, from raw data to figures; QUICK=1 for a look in 5 minutes
 #
 # Needs Python >= 3.11, make and a package index. The first run creates .venv; later ones start at once.

@@ -1,14 +1,16 @@
 """The soak finds nothing where all is right, and what is wrong where something is."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import qbound
-from experiments import soak, soak_bounds, soak_rows
+from experiments import soak, soak_bounds, soak_rows, soak_streams
 from qbound.curvature import Scaled
 
 
@@ -64,15 +66,73 @@ def test_soak_reports_a_bound_that_is_none(broken, monkeypatch, capsys):
 
 def test_allowance_is_in_units_of_rounding_of_all_terms():
     eps, allowed = np.finfo(np.float32).eps, soak_bounds.ALLOWANCE
-    h, x = np.float32([[2.0, -np.inf, 0.0]] * 4), np.float32([[5.0, 9.0, 0.0]] * 4)
+    h, x = np.array([[2.0, -np.inf, 0.0]] * 4, np.float32), np.array([[5.0, 9.0, 0.0]] * 4, np.float32)
     function = np.logaddexp(np.longdouble(5), 0)
     p = np.longdouble(1) / (1 + np.exp(np.longdouble(-2)))
     size = 2 + p * 3 + function  # the largest logit, the slope, and the bound
-    found = function - size * eps * allowed * np.longdouble([0.9, 1.1, -100, 0])
+    found = function - size * eps * allowed * np.array([0.9, 1.1, -100, 0], np.longdouble)
     tally = soak_bounds._Tally("bound")
     tally.add(*soak_bounds._judge(h, x, found))
     assert (tally.checks, tally.violations) == (4, 1)
     assert tally.worst == pytest.approx(1.1 * allowed, rel=1e-4)
+
+
+def _few(monkeypatch, **transforms):
+    monkeypatch.setattr(soak_streams, "TRANSFORMS", transforms)
+    streams = {name: soak_streams.STREAMS[name] for name in ("plain", "small at first")}
+    monkeypatch.setattr(soak_streams, "STREAMS", streams)
+    monkeypatch.setattr(soak_streams, "RATES", (0.1, 100.0))
+
+
+def test_soak_of_streams_has_every_rate_and_no_violation(monkeypatch, capsys):
+    _few(monkeypatch, kspfb=soak_streams.TRANSFORMS["kspfb"])
+    assert soak.main(["--part", "streams", "--steps", "100"]) == 0
+    printed = capsys.readouterr()
+    # Two rates, and the documented one, on two streams.
+    ((part, name, checks, violations, worst, allowance),) = _cells(printed.out)[2:]
+    assert (part, name, checks, violations, allowance) == ("streams", "kspfb", "6", "0", "3")
+    assert 0.5 < float(worst) < 3
+    assert printed.out.endswith("6 checks, 0 violations\n")
+
+
+def test_soak_reports_transforms_that_rise_or_are_not_finite(monkeypatch, capsys):
+    def multiplied_by(factor) -> Any:
+        def make(rate):
+            def update(updates, state, params=None, **ignored) -> Any:
+                del params, ignored
+                return jax.tree.map(lambda g: factor * rate(0) * g, updates), state
+
+            return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+        return make
+
+    ascent, lost = multiplied_by(1.0), multiplied_by(jnp.nan)
+    _few(monkeypatch, ascent=soak_streams.Entrant(ascent, 0.1, 20), lost=soak_streams.Entrant(lost, None, 20))
+    assert soak.main(["--part", "streams", "--steps", "100"]) == 1
+    printed = capsys.readouterr().out
+    ascended, without = _cells(printed)[2:]
+    # At the documented rate alone it counts that the objective rises.
+    assert ascended[3] == "2" and "ascent, plain, rate 0.1: " in printed and "ascent, plain, rate 100" not in printed
+    assert without[3:] == ["4", "", ""] and "lost, plain, rate 0.1: parameters that are not finite\n" in printed
+
+
+@pytest.mark.parametrize("name", soak_streams.STREAMS)
+def test_streams_are_what_they_are_called(name):
+    x, y = soak_streams.STREAMS[name](20, 40, np.random.default_rng(0))
+    assert x.shape == (20, 40, soak_streams.INPUTS) and y.shape == (20, 40)
+    assert x.dtype == np.float32 and set(np.unique(y)) == set(range(soak_streams.LABELS))
+    sizes = np.sqrt(np.mean(x**2, axis=(1, 2)))
+    claims = {
+        "plain": np.ptp(sizes) < 0.3,
+        "sorted by size": np.all(np.diff(np.sum(x.reshape(-1, x.shape[2]) ** 2, axis=1)) >= -1e-3),
+        "sorted by label": np.all(np.diff(y.reshape(-1)) >= 0),
+        "heavy-tailed": sizes.max() > 5 * np.median(sizes),
+        "small at first": sizes[0] < 0.03 * sizes[1:].min(),
+        "rescaled": sizes[10:].min() > 20 * sizes[:10].max(),
+        "constant": np.ptp(x, axis=(0, 1)).max() == 0,
+        "sparse": np.mean(x[..., -1] != 0) < 0.05 and not x[0].any() and x[1].any(),
+    }
+    assert claims[name]
 
 
 def test_every_part_adds_to_the_table_and_to_the_exit_code(monkeypatch, capsys):
@@ -89,7 +149,11 @@ def test_every_part_adds_to_the_table_and_to_the_exit_code(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--checks", "0"], "expected an integer > 0; got 0"), (["--part", "none"], "invalid choice: 'none'")],
+    [
+        (["--checks", "0"], "expected an integer > 0; got 0"),
+        (["--steps", "15"], "expected a multiple of 10; got 15"),
+        (["--part", "none"], "invalid choice: 'none'"),
+    ],
 )
 def test_soak_names_bad_arguments(arguments, expected, capsys):
     with pytest.raises(SystemExit, match="2"):
