@@ -17,19 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import qbound
+from experiments.fields import Checked, Count, NotNegative, Positive, Seed
 from experiments.plots import save, two_panels
 
 __all__ = ["CURVES", "CurvesConfig", "draw", "gap_table", "gaps", "traces"]
 
 
 @dataclasses.dataclass(frozen=True)
-class CurvesConfig:
+class CurvesConfig(Checked):
     """One picture."""
 
-    labels: int
-    logit_std: float
-    seed: int
-    reach: float  # the line is drawn for t in [-reach, reach]
+    labels: Count
+    logit_std: NotNegative
+    seed: Seed
+    reach: Positive  # the line is drawn for t in [-reach, reach]
     output: str
 
 

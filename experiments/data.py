@@ -93,6 +93,7 @@ def _prepared(name: str, data_dir: str | None, cache_dir: str | None) -> Any:
         functools.partial(module.Builder, config=config),
         data_dir=Path(files).expanduser().absolute() if files else None,
         cache_dir=cache,
+        folder=f"{package}/{config}" if config else package,
     )
 
 

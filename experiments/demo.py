@@ -19,23 +19,24 @@ import optax
 
 import qbound
 from experiments.digits import Digits, cross_entropy, digits, objective, optimum
+from experiments.fields import Checked, Count, NotNegative, Positive, Seed
 from experiments.plots import save, two_panels
 
 __all__ = ["Curve", "DemoConfig", "draw", "run", "table", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DemoConfig:
+class DemoConfig(Checked):
     """One comparison."""
 
-    train: int  # examples; the rest is for the test
-    batch: int
-    epochs: int
-    l2: float
-    half_life: float  # epochs after which the learning rate of every method is half of what it was at the start
-    sgd_rates: tuple[float, ...]
-    window: int
-    seed: int
+    train: Count  # examples; the rest is for the test
+    batch: Count
+    epochs: Count
+    l2: NotNegative
+    half_life: Positive  # epochs after which the learning rate of every method is half of what it was at the start
+    sgd_rates: tuple[Positive, ...]
+    window: Count
+    seed: Seed
     output: str
 
 

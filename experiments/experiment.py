@@ -20,6 +20,7 @@ import numpy as np
 import qbound
 from experiments.data import Data, load, with_intercept
 from experiments.errors import UserError, writing
+from experiments.fields import Checked, Count, Epochs, FolderName, NotNegative, Part, Positive, Share
 from experiments.lock import alone_in, locked
 from experiments.methods import Method, Schedule
 from experiments.progress import Progress
@@ -29,47 +30,50 @@ from experiments.train import Problem, Rows, Run
 __all__ = ["Contender", "Experiment", "Setting", "grid", "perform_all", "problem_of", "slug"]
 
 Select = Literal["validation", "test"]
-SELECTS: tuple[Select, ...] = ("validation", "test")
+RESERVED = ("least", "robustness")
 VALIDATION_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Contender:
+class Contender(Checked):
     """A method in a comparison, and what it is tuned over beside schedule and penalty."""
 
     label: str
     method: Method
-    learning_rates: tuple[float, ...]
-    epochs: float
-    chunk: int  # steps to a compiled loop
-    dampings: tuple[float, ...] = (0.0,)
+    learning_rates: tuple[Positive, ...]
+    epochs: Epochs
+    chunk: Count  # steps to a compiled loop
+    dampings: tuple[NotNegative, ...] = (0.0,)
     tuned_as: str | None = None  # the label of a contender whose setting is taken, where a step takes too long to tune
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(Checked):
     """One data set, one size of batch."""
 
-    name: str  # of the folder under `output`
+    name: FolderName  # of the folder under `output`
     data_set: str
-    batch: int
+    batch: Count
     contenders: tuple[Contender, ...]
     schedules: tuple[Schedule, ...]
-    l2: tuple[float, ...]
-    tuning_share: float  # of its epochs that a contender is tuned with
-    tuning_seconds: float  # of training, for each contender: shared by the settings of its grid
-    seconds: float  # of training, for each contender: shared by its seeds
-    seeds: int
+    l2: tuple[NotNegative, ...]
+    tuning_share: Share  # of its epochs that a contender is tuned with
+    tuning_seconds: Positive  # of training, for each contender: shared by the settings of its grid
+    seconds: Positive  # of training, for each contender: shared by its seeds
+    seeds: Count
     select: Select = "validation"  # "test" is the choice of the paper, and flatters: labelled so
-    validation: float = 1 / 6
+    validation: Part = 1 / 6  # of the training rows, held out while a contender is tuned
     intercept: bool = True
-    least_tolerance: float = 1e-5  # gradient norm to which the least objective is found
+    least_tolerance: Positive = 1e-5  # gradient norm to which the least objective is found
     output: str = "results"
 
     def __post_init__(self):
+        super().__post_init__()
+        if self.name in RESERVED:
+            raise ValueError(f"name: expected another than {', '.join(RESERVED)}, which have files of their own there")
         labels = [contender.label for contender in self.contenders]
-        if not labels or len(set(labels)) < len(labels):
-            raise ValueError(f"contenders: expected at least one, and each label once; got {labels}")
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"contenders: expected each label once; got {labels}")
         sizes = {c.label: len(c.learning_rates) * len(c.dampings) for c in self.contenders}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"contenders: expected grids of the same size; got {sizes}")
@@ -79,13 +83,6 @@ class Experiment:
                 raise ValueError(
                     f"tuned_as: expected a contender that is tuned, of {tuned}; got {contender.tuned_as!r}"
                 )
-        if self.select not in SELECTS:
-            raise ValueError(f"select: expected one of {', '.join(SELECTS)}; got {self.select!r}")
-        if not 0 < self.validation < 1:
-            raise ValueError(f"validation: expected a share between 0 and 1; got {self.validation}")
-        for name in ("batch", "seeds", "seconds", "tuning_seconds", "tuning_share"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number above 0; got {getattr(self, name)}")
 
 
 class Setting(NamedTuple):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import qbound
+from experiments.fields import Checked, Count
 from qbound import trees
 from qbound.batches import mean_curvature
 from qbound.cg import iterate
@@ -29,17 +30,16 @@ CG_STEPS, CG_TOLERANCE = 10, 1e-3  # the defaults of qbound.spfb, for the same s
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """What a program is compiled for."""
 
     name: Name
-    rank: int | None = None  # of lspfb
+    rank: Count | None = None  # of lspfb
     construction: Construction = "frequent_directions"  # of lspfb
-    window: int | None = None  # of spfb
+    window: Count | None = None  # of spfb
 
     def __post_init__(self):
-        if self.name not in NAMES:
-            raise ValueError(f"name: expected one of {', '.join(NAMES)}; got {self.name!r}")
+        super().__post_init__()
         if (self.rank is not None) != (self.name == "lspfb"):
             raise ValueError(f"rank: expected a number for lspfb and none for others; got {self.rank} for {self.name}")
         if self.window is not None and self.name != "spfb":

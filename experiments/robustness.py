@@ -19,6 +19,7 @@ import numpy as np
 from experiments.data import load
 from experiments.errors import one_line_errors
 from experiments.experiment import problem_of, slug
+from experiments.fields import Checked, Count, Epochs, NotNegative, Positive, Seed
 from experiments.lock import alone_in
 from experiments.methods import Method
 from experiments.overrides import load_config, override
@@ -32,37 +33,29 @@ __all__ = ["Entrant", "Found", "Robustness", "draw", "main", "perform_all", "rea
 
 
 @dataclasses.dataclass(frozen=True)
-class Entrant:
+class Entrant(Checked):
     """A method, and how many steps of it are one compiled loop."""
 
     label: str
     method: Method
-    chunk: int
-    damping: float = 0.0
+    chunk: Count
+    damping: NotNegative = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Robustness:
+class Robustness(Checked):
     """One picture."""
 
     data_sets: tuple[str, ...]
     entrants: tuple[Entrant, ...]
-    learning_rates: tuple[float, ...]
-    l2: float
-    batch: int
-    epochs: float
-    seconds: float  # of training, for each run: a few times what the slowest needs
-    seed: int = 0
+    learning_rates: tuple[Positive, ...]
+    l2: Positive
+    batch: Count
+    epochs: Epochs
+    seconds: Positive  # of training, for each run: a few times what the slowest needs
+    seed: Seed = 0
     intercept: bool = True
     output: str = "results"
-
-    def __post_init__(self):
-        for name in ("data_sets", "entrants", "learning_rates"):
-            if not getattr(self, name):
-                raise ValueError(f"{name}: expected at least one")
-        for name in ("batch", "epochs", "seconds", "l2"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number above 0; got {getattr(self, name)}")
 
 
 LOOKS = {

@@ -25,6 +25,7 @@ import optax
 
 import qbound
 from experiments.digits import cross_entropy, objective, optimum, pooled_digits
+from experiments.fields import Checked, Count, Positive, Share
 from experiments.plots import save, two_panels
 from qbound.batches import mean_curvature
 
@@ -32,15 +33,15 @@ __all__ = ["SOURCES", "SmallBatchesConfig", "draw", "results", "run", "table", "
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallBatchesConfig:
+class SmallBatchesConfig(Checked):
     """One table."""
 
-    batches: tuple[int, ...]
-    steps: int
-    l2: float
-    window: int
-    average_weight: float  # of the current batch in the running average
-    seeds: int
+    batches: tuple[Count, ...]
+    steps: Count
+    l2: Positive
+    window: Count
+    average_weight: Share  # of the current batch in the running average
+    seeds: Count
     output: str
 
 

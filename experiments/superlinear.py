@@ -24,6 +24,7 @@ import numpy as np
 
 import qbound
 from experiments.digits import digits
+from experiments.fields import Checked, Count, NotNegative, Positive
 from experiments.newton_cg import newton_cg
 from experiments.plots import save, two_panels
 from qbound import mm
@@ -32,14 +33,14 @@ __all__ = ["METHODS", "Curve", "SuperlinearConfig", "draw", "results", "table"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SuperlinearConfig:
+class SuperlinearConfig(Checked):
     """One picture."""
 
-    l2: float
-    tolerance: float
-    target: float  # the gradient norm of the table
-    max_steps: int
-    repeats: int  # of every run, for the time
+    l2: NotNegative
+    tolerance: Positive
+    target: Positive  # the gradient norm of the table
+    max_steps: Count
+    repeats: Count  # of every run, for the time
     output: str
 
 

@@ -20,6 +20,7 @@ import optax
 
 import qbound
 from experiments.digits import cross_entropy, objective, pooled_digits
+from experiments.fields import Above1, Checked, Count, Positive
 from experiments.plots import save, two_panels
 from qbound import mm
 
@@ -29,14 +30,14 @@ INDEPENDENT, SAME = "another example", "the same example (the paper)"
 
 
 @dataclasses.dataclass(frozen=True)
-class TheoryConfig:
+class TheoryConfig(Checked):
     """One table and one picture."""
 
-    l2: tuple[float, ...]
-    c: float  # 2 mu_1 lambda_1 eta_0, above 1
-    steps: int
-    seeds: int
-    counterexample_steps: int
+    l2: tuple[Positive, ...]
+    c: Above1  # 2 mu_1 lambda_1 eta_0
+    steps: Count
+    seeds: Count
+    counterexample_steps: Count
     output: str
 
 

@@ -37,30 +37,16 @@ import scipy.sparse.linalg
 import qbound
 from experiments.data import DataError, load, with_intercept
 from experiments.digits import cross_entropy
+from experiments.fields import Checked, Count, NotNegative, Positive
 from experiments.plots import save, two_panels
 from qbound.batches import curvature_by_example
 from qbound.low_rank import METHODS, Method, low_rank
 from qbound.types import Order
 
 __all__ = [
-    "EIGENVECTORS",
-    "IDENTITY",
-    "Bound",
-    "Exact",
-    "Found",
-    "OfOrder",
-    "Row",
-    "TightnessConfig",
-    "bound_of",
-    "draw",
-    "exact_of",
-    "measure",
-    "order_table",
-    "references",
-    "results",
-    "table",
-    "trained",
-]
+    "EIGENVECTORS", "IDENTITY", "Bound", "Exact", "Found", "OfOrder", "Row", "TightnessConfig", "bound_of", "draw",
+    "exact_of", "measure", "order_table", "references", "results", "table", "trained",
+]  # fmt: skip
 
 IDENTITY = "multiple of I"
 EIGENVECTORS = "leading eigenvectors"
@@ -68,17 +54,17 @@ ORDERS: tuple[Order, ...] = ("given", "max_first", "descending")
 
 
 @dataclasses.dataclass(frozen=True)
-class TightnessConfig:
+class TightnessConfig(Checked):
     """One picture and two tables."""
 
     data_set: str
-    batch: int
-    training_steps: int  # of SPFB, from zero, each on a batch of its own
-    training_l2: float
-    ranks: tuple[int, ...]
+    batch: Count
+    training_steps: Count  # of SPFB, from zero, each on a batch of its own
+    training_l2: NotNegative
+    ranks: tuple[Count, ...]
     order: Order  # of the labels
-    rank_of_orders: int  # of the table of orders
-    l2: tuple[float, ...]  # the picture shows the first
+    rank_of_orders: Count  # of the table of orders
+    l2: tuple[Positive, ...]  # the picture shows the first
     output: str
 
 

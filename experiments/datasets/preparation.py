@@ -30,7 +30,12 @@ OTHER_CACHE = "set QBOUND_CACHE_DIR to another folder"
 
 
 def prepared(
-    name: str, make: Callable[..., tfds.core.GeneratorBasedBuilder], *, data_dir: Path | None, cache_dir: Path
+    name: str,
+    make: Callable[..., tfds.core.GeneratorBasedBuilder],
+    *,
+    data_dir: Path | None,
+    cache_dir: Path,
+    folder: str,
 ) -> tfds.core.GeneratorBasedBuilder:
     """A builder whose data set is in the cache, prepared now if it was not.
 
@@ -39,14 +44,30 @@ def prepared(
       make: the class of the builder, its configuration given.
       data_dir: a folder that has a folder named for the builder, with the published files; None to download them.
       cache_dir: where prepared data sets are, in the layout of TensorFlow Datasets.
+      folder: of this one, in `cache_dir`.
     """
+
+    def builder_of() -> tfds.core.GeneratorBasedBuilder:
+        try:
+            return make(data_dir=cache_dir, file_format="array_record")
+        except OSError:
+            raise
+        except Exception as error:  # it reads dataset_info.json there, and has no error of its own for a damaged one
+            if not (cache_dir / folder).exists():
+                raise
+            reason = " ".join(str(error).split()).rstrip(".: ")
+            raise DataError(
+                f"{cache_dir / folder}: expected a prepared {name}, with its dataset_info.json; found: {reason}. "
+                "Remove that folder, and the data set is prepared anew"
+            ) from error
+
     with _one_line(name, cache_dir), _quiet():
-        builder = make(data_dir=cache_dir, file_format="array_record")
+        builder = builder_of()
         if not builder.is_prepared():
             waiting = f"{name}: waiting for another process that prepares it"
             with locked(cache_dir / f".{name}.lock", lambda _: _say(waiting)):
                 # Anew: another process may have been faster.
-                builder = make(data_dir=cache_dir, file_format="array_record")
+                builder = builder_of()
                 if not builder.is_prepared():
                     _prepare(name, builder, data_dir)
         return builder

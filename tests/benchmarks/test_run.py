@@ -184,7 +184,7 @@ def test_what_could_not_be_installed_is_tried_another_time(fake, tmp_path, monke
 def test_data_sets_are_taken_in_the_order_in_which_they_lend_settings():
     plan = run.Plan(data=("labels_10000", "digits", "labels_300"))
     assert plan.data == ("digits", "labels_300", "labels_10000")
-    with pytest.raises(UserError, match="penalties: expected numbers above 0"):
+    with pytest.raises(UserError, match="penalties: expected a number above 0"):
         run.Plan(penalties=(0.0,))
 
 

@@ -77,7 +77,7 @@ def test_reproduction_in_small_draws_everything_and_goes_on_where_it_was(tmp_pat
         (["configs/digits.py", "sedes=3"], "sedes: expected one of the fields name, data_set, batch"),
         (["configs/digits.py", "seeds"], "seeds: expected field=value"),
         (["configs/digits.py", "seeds=many"], "seeds: expected int; got 'many'"),
-        (["configs/digits.py", "seeds=0"], "seeds: expected a number above 0; got 0"),
+        (["configs/digits.py", "seeds=0"], "seeds: expected a whole number above 0; got 0"),
         (["configs/digits.py", "intercept=maybe"], "intercept: expected True or False; got 'maybe'"),
         (["configs/digits.py", "select=luck"], "select: expected one of validation, test; got 'luck'"),
         (
@@ -87,6 +87,15 @@ def test_reproduction_in_small_draws_everything_and_goes_on_where_it_was(tmp_pat
         (["configs/digits.py", "data_set=mnist"], "name: expected one of digits, adult"),
         (["configs/digits.py", "batch=5000"], "batch: expected at most the 1250 training rows of digits; got 5000"),
         (["configs/digits.py", "validation=0.0001"], "validation: expected a share with rows in both parts, of 1500"),
+        (
+            ["configs/digits.py", "name=../.."],
+            "name: expected the name of a folder, without / or \\ in it; got '../..'",
+        ),
+        (["configs/digits.py", "name=/etc/x"], "name: expected the name of a folder"),
+        (["configs/digits.py", "name=robustness"], "name: expected another than least, robustness"),
+        (["configs/digits.py", "l2=0.1,-1"], "l2: expected a number of at least 0 and below 3e+38; got -1.0"),
+        (["configs/digits.py", "tuning_share=inf"], "tuning_share: expected a share above 0 and at most 1; got inf"),
+        (["configs/digits.py", "least_tolerance=nan"], "least_tolerance: expected a number above 0 and below 3e+38"),
         (["configs/kmnist.py", "--data-dir", "/no/such/folder", "seeds=1"], "/no/such/folder/kmnist"),
         (["configs/digits.py", "output=README.md/x"], "README.md/x"),
     ],
@@ -134,7 +143,7 @@ def test_full_disk_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsy
     ("main", "arguments", "message"),
     [
         (robustness.main, ["rates=1"], "rates: expected one of the fields data_sets, entrants, learning_rates"),
-        (robustness.main, ["batch=0"], "batch: expected a number above 0; got 0"),
+        (robustness.main, ["batch=0"], "batch: expected a whole number above 0; got 0"),
         (robustness.main, ["data_sets=kmnist", "--data-dir", "/no/such", "seed=1"], "/no/such/kmnist"),
         (
             reproduce.main,

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import importlib
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -407,6 +408,22 @@ def test_cache_without_room_or_not_to_be_written_is_named(files, monkeypatch, er
 
     monkeypatch.setattr(tfds.core.file_adapters.ArrayRecordFileAdapter, "write_examples", failing)
     refused(files, "kmnist", match)
+
+
+@pytest.mark.parametrize("name", ["kmnist", "adult_one_hot"])
+@pytest.mark.parametrize("content", [b"", b'{"name": "km', b"{}", b"\xff\x00"], ids=["empty", "cut", "other", "bytes"])
+def test_damaged_description_of_a_prepared_set_is_one_line_that_says_what_to_do(files, name, content):
+    first = files.load(name)
+    (path,) = files.cache.rglob("dataset_info.json")
+    path.write_bytes(content)
+    folder = files.cache / ("kmnist" if name == "kmnist" else "adult/one_hot")
+    with pytest.raises(data.DataError) as caught:
+        files.load(name)
+    text = str(caught.value)
+    assert text.startswith(f"{folder}: expected a prepared {name}, with its dataset_info.json; found: ")
+    assert text.endswith(". Remove that folder, and the data set is prepared anew") and "\n" not in text
+    shutil.rmtree(folder)
+    np.testing.assert_array_equal(files.load(name).train_inputs, first.train_inputs)
 
 
 def test_cache_that_cannot_be_made_is_named(files):

@@ -143,10 +143,10 @@ def test_setting_of_another_method_is_taken_where_one_is_too_slow_to_tune(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"contenders": ()}, "contenders: expected at least one"),
+        ({"contenders": ()}, "contenders: expected at least one; got none"),
         ({"select": "luck"}, "select: expected one of validation, test; got 'luck'"),
-        ({"validation": 1.0}, "validation: expected a share between 0 and 1"),
-        ({"seeds": 0}, "seeds: expected a number above 0; got 0"),
+        ({"validation": 1.0}, "validation: expected a share above 0 and below 1; got 1.0"),
+        ({"seeds": 0}, "seeds: expected a whole number above 0; got 0"),
     ],
 )
 def test_impossible_comparison_is_refused(tmp_path, changes, message):

@@ -26,6 +26,7 @@ from experiments.benchmarks.suite.optimum import optimum
 from experiments.benchmarks.suite.pool import Pool
 from experiments.benchmarks.suite.race import Outcome, time_to
 from experiments.errors import UserError, writing
+from experiments.fields import Checked, Count, Positive
 from experiments.lock import alone_in
 from experiments.runs import environment, read_json, write_json
 
@@ -41,7 +42,7 @@ GOAL = 0.98 * TARGETS[-1]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Checked):
     """What is run.
 
     Attributes:
@@ -58,21 +59,23 @@ class Plan:
 
     data: tuple[str, ...] = tuple(DATA_SETS)
     methods: tuple[str, ...] = tuple(CONTESTANTS)
-    penalties: tuple[float, ...] = PENALTIES
-    patience: float = 2.5
-    least_seconds: float = 0.5
-    most_seconds: float = 8.0
-    turns: int = 3
-    peers: int = 2
-    settings: int = 12
+    penalties: tuple[Positive, ...] = PENALTIES
+    patience: Positive = 2.5
+    least_seconds: Positive = 0.5
+    most_seconds: Positive = 8.0
+    turns: Count = 3
+    peers: Count = 2
+    settings: Count = 12
 
     def __post_init__(self):
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            raise UserError(str(error)) from error
         for name, known in (("data", DATA_SETS), ("methods", CONTESTANTS)):
             for one in getattr(self, name):
                 if one not in known:
                     raise UserError(f"{name}: expected some of {', '.join(known)}; got {one!r}")
-        if not all(l2 > 0 for l2 in self.penalties):
-            raise UserError(f"penalties: expected numbers above 0; got {self.penalties}")
         # In one order: some data sets take the settings that were found for others.
         object.__setattr__(self, "data", tuple(name for name in DATA_SETS if name in self.data))
 
