@@ -1,6 +1,7 @@
 """Logistic regression with scikit-learn's interface: safe, fast, and with nothing to tune."""
 
 import contextlib
+import math
 import warnings
 from numbers import Integral, Real
 from typing import Any, cast
@@ -20,14 +21,14 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit
+from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit, rescaled
 from qbound.mm.results import Result
 from qbound.scikit_learn.progress_bar import ProgressBar
 from qbound.scikit_learn.threads import one_thread
+from qbound.scikit_learn.weights import Weights, class_weights, sample_weights, weights_of
 
 __all__ = ["LogisticRegression"]
 
@@ -146,16 +147,16 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
             )
         # Faster than the inverse that np.unique gives, which sorts.
         labels = np.searchsorted(classes, y)
-        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        if self.class_weight is not None:
-            weights = weights * self._class_weights(classes, y, weights)[labels].astype(X.dtype)
-        total = weights.sum(dtype=np.float64)
+        weights, exponent = self._weights(sample_weight, classes, labels, y)
+        total = weights.sum()
         if not total > 0:
             raise ValueError("sample_weight, class_weight: expected weights that are not all zero")
         start = self._start(classes, X)
         self.classes_ = classes
-        self.__dict__.pop("_stream", None)
-        result = self._minimise(X, labels.astype(np.int32), (weights / total).astype(X.dtype), self._l2(total), start)
+        for name in ("_stream", "_stream_exponent"):
+            self.__dict__.pop(name, None)
+        l2 = self._l2(total, exponent)
+        result = self._minimise(X, labels.astype(np.int32), (weights / total).astype(X.dtype), l2, start)
         self._set_coefficients(np.asarray(result.params))
         self.n_iter_ = np.array([result.steps], np.int32)
         self.converged_ = result.result == Result.CONVERGED
@@ -198,12 +199,11 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
             raise ValueError(f"y: expected labels in classes={self.classes_!r}; got {np.unique(y[~known])!r}")
         if len(self.classes_) < 2:
             raise ValueError(f"classes: expected at least 2 classes; got only one class: {self.classes_[0]!r}")
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
-        of_class = self._class_weights(self.classes_, self.classes_, None)
-        weights = weights * of_class[labels].astype(np.float32)
+        weights, exponent = self._weights(sample_weight, self.classes_, labels, None)
         if not hasattr(self, "_stream"):
-            self._stream = first_stream(self._last_params(len(self.classes_), X))
-        self._stream = self._consumed(X, labels.astype(np.int32), weights)
+            self._stream, self._stream_exponent = first_stream(self._last_params(len(self.classes_), X)), exponent
+        if np.any(weights > 0):
+            self._stream = self._consumed(X, labels.astype(np.int32), self._in_unit_of_stream(weights, exponent))
         self._set_coefficients(np.asarray(self._stream.average).astype(X.dtype))
         self.n_iter_ = np.array([self._stream.steps], np.int32)
         return self
@@ -229,16 +229,23 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    def _class_weights(self, classes, y, weights) -> np.ndarray:
-        """One for each class."""
-        of_class = compute_class_weight(self.class_weight, classes=classes, y=y, sample_weight=weights)
-        if np.any(of_class < 0):
-            raise ValueError("class_weight: expected weights that are not negative")
-        return of_class
+    def _weights(self, given, classes, labels, y) -> Weights:
+        """Of the examples; classes are balanced by `y`, unless that is None."""
+        of_examples = sample_weights(given, len(labels))
+        if self.class_weight is None:
+            return weights_of(of_examples, None, labels)
+        known = (classes, None) if y is None else (y, of_examples)
+        return weights_of(of_examples, class_weights(self.class_weight, classes, *known), labels)
 
-    def _l2(self, total: float) -> float:
-        """Of the mean loss."""
-        return float(1 / (self.C * total)) if self.l2 is None else float(self.l2)
+    def _l2(self, total: float, exponent: int) -> float:
+        """Of the mean loss, where the sum of weights is `total` times 2^`exponent`."""
+        if self.l2 is not None:
+            return float(self.l2)
+        part, exponent_of_c = math.frexp(self.C)
+        try:
+            return math.ldexp(1 / (part * float(total)), -(exponent + exponent_of_c))
+        except OverflowError:
+            return math.inf
 
     def _start(self, classes, X) -> np.ndarray:
         """The first parameters (n, e): zero, or with a warm start those of the last fit."""
@@ -258,8 +265,17 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         params[:] = np.concatenate([-last, last]) / 2 if n == 2 else last
         return params
 
+    def _in_unit_of_stream(self, weights: np.ndarray, exponent: int) -> np.ndarray:
+        """Weights of a part, whose sum with those before does not overflow: the unit is that of the largest."""
+        if not self._stream.weight > 0:
+            self._stream_exponent = exponent
+        elif exponent > self._stream_exponent:
+            unit = math.ldexp(1.0, self._stream_exponent - exponent)
+            self._stream, self._stream_exponent = rescaled(self._stream, unit), exponent
+        return np.ldexp(weights, exponent - self._stream_exponent).astype(np.float32)
+
     def _consumed(self, X, labels, weights) -> Stream:
-        """The stream after some examples."""
+        """The stream after some examples, whose weights are in its unit."""
         rng = check_random_state(self.random_state)
         n, d = len(self.classes_), X.shape[1]
         size = max(1, min(_STREAM_ROWS, _STREAM_NUMBERS // d, _STREAM_LOGITS // n))
@@ -273,7 +289,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
                 x = _without_unused(x, weights[rows]).astype(np.float32)
                 x, y, w = _with_rows(_padded(len(rows)), x, labels[rows], weights[rows])
                 data = Data(Dense(jnp.asarray(x)), jnp.asarray(y), jnp.asarray(w))
-                penalty = self._penalty(self._l2(seen), n, d, np.float32)
+                penalty = self._penalty(self._l2(seen, self._stream_exponent), n, d, np.float32)
                 stream = consume(stream, data, jnp.asarray(penalty))
             # In NumPy, which can be pickled and read anywhere.
             return jax.device_get(stream)
@@ -283,7 +299,14 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
 
         Two classes share one vector of coefficients w, here as w/2 and -w/2, with half its penalty.
         """
-        penalty = np.full(d + bool(self.fit_intercept), 2 * l2 if n == 2 else l2, dtype)
+        inside = 2 * l2 if n == 2 else l2
+        if not inside <= float(np.finfo(dtype).max):
+            given = "C, sample_weight" if self.l2 is None else "l2"
+            raise ValueError(
+                f"{given}: expected a penalty of the mean loss, l2 or 1 / (C * sum of weights), that fits in "
+                f"{np.dtype(dtype).name}; got {l2:g}"
+            )
+        penalty = np.full(d + bool(self.fit_intercept), inside, dtype)
         penalty[d:] = 0
         return penalty
 

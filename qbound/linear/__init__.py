@@ -4,7 +4,7 @@ from qbound.linear.design import Dense, Design
 from qbound.linear.fit import Fit, Phase, Progress, fit
 from qbound.linear.objective import Data
 from qbound.linear.sparse import Sparse
-from qbound.linear.stream import Stream, consume, first_stream
+from qbound.linear.stream import Stream, consume, first_stream, rescaled
 
 __all__ = [
     "Data",
@@ -18,4 +18,5 @@ __all__ = [
     "consume",
     "first_stream",
     "fit",
+    "rescaled",
 ]

@@ -32,7 +32,7 @@ from qbound.linear.stochastic import (
 )
 from qbound.solve import times
 
-__all__ = ["Stream", "consume", "first_stream"]
+__all__ = ["Stream", "consume", "first_stream", "rescaled"]
 
 # The learning rate: at first, after how many steps it begins to fall, and with which power of their number.
 _FIRST_RATE, _FLAT_STEPS, _POWER = 2.0, 50.0, 0.75
@@ -99,6 +99,23 @@ def first_stream(params: Any) -> Stream:
         label_curvature=jnp.zeros(curvature.shape, jnp.float32),
         labels=Sums(jnp.zeros(n, jnp.float32), jnp.zeros((n, e), jnp.float32)),
         steps=jnp.zeros((), jnp.int32),
+    )
+
+
+def rescaled(stream: Stream, unit: float) -> Stream:
+    """The same stream, with all weights seen times `unit`: for batches whose weights are in another one."""
+
+    def scaled(sums):
+        return jax.tree.map(lambda a: a * jnp.asarray(unit, a.dtype), sums)
+
+    m = stream.moments
+    # What a sketch says does not depend on the length of its basis.
+    moments = m._replace(squares=scaled(m.squares), image=scaled(m.image)) if isinstance(m, Sketch) else scaled(m)
+    return stream._replace(
+        moments=moments,
+        weight=scaled(stream.weight),
+        factor_weight=scaled(stream.factor_weight),
+        labels=scaled(stream.labels),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import qbound.linear.stream as stream_module
-from qbound.linear import Data, Dense, consume, first_stream
+from qbound.linear import Data, Dense, consume, first_stream, rescaled
 from qbound.linear.label_means import LabelMeans, Sums, curvature_along, gradient, label_means, unlikeness
 from qbound.linear.moments import no_sketch, sketch_factor, turned, with_rows
 from tests import reference
@@ -15,8 +15,9 @@ D, N, ROWS = 40, 3, 64
 L2 = np.append(np.full(D, 1e-3), 0).astype(np.float32)
 
 
-def batch(x, labels):
-    return Data(Dense(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), jnp.ones(len(x), jnp.float32))
+def batch(x, labels, weight=1.0):
+    weights = jnp.full(len(x), weight, jnp.float32)
+    return Data(Dense(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), weights)
 
 
 def batch_objective(params, x, labels):
@@ -41,6 +42,23 @@ def test_no_step_makes_the_objective_of_its_batch_rise(limit, monkeypatch):
         after = batch_objective(stream.iterate.params, x, labels)
         assert after <= before * (1 + 1e-5)
     assert int(stream.steps) == 12 and np.any(stream.iterate.params != 0)
+
+
+@pytest.mark.parametrize("limit", [2000, 10], ids=["matrix", "sketch"])
+def test_weights_may_change_their_unit_in_a_stream(limit, monkeypatch):
+    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+    rng = np.random.default_rng(0)
+    stream = other = first_stream(np.zeros((N, D + 1)))
+    unit = 1.0
+    for change in (1.0, 2.0**-6, 1.0, 2.0**9, 2.0**-20):
+        unit *= change
+        x = rng.normal(size=(ROWS, D)) + 1
+        labels = np.argmax(x[:, :N], axis=1)
+        stream = consume(stream, batch(x, labels), jnp.asarray(L2))
+        other = consume(rescaled(other, change), batch(x, labels, unit), jnp.asarray(L2))
+        assert float(other.weight) == unit * float(stream.weight)
+        np.testing.assert_allclose(other.iterate.params, stream.iterate.params, rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(stream.iterate.params)) > 0.1
 
 
 def dense_factor(factor):

@@ -1,0 +1,61 @@
+"""Weights of examples, whatever their size: sums and products of them that would overflow, or vanish, do not."""
+
+from numbers import Real
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from sklearn.utils import check_array
+from sklearn.utils.class_weight import compute_class_weight
+
+__all__ = ["Weights", "class_weights", "sample_weights", "weights_of"]
+
+
+class Weights(NamedTuple):
+    """Weights (b,) are `parts` times 2^`exponent`; the largest part is between 1/4 and 1, or all are zero."""
+
+    parts: np.ndarray
+    exponent: int
+
+
+def sample_weights(given: Any, examples: int) -> np.ndarray:
+    """Those of the examples (b,) in float64: as given, one number for all, or 1 for None."""
+    if given is None or isinstance(given, Real):
+        given = np.full(examples, 1.0 if given is None else given)
+    found = cast(Any, check_array)(
+        given, accept_sparse=False, dtype=np.float64, order="C", ensure_2d=False, allow_nd=True, ensure_min_samples=0,
+        input_name="sample_weight",
+    )  # fmt: skip
+    if found.shape != (examples,):
+        raise ValueError(f"sample_weight: expected one number for each of {examples} rows; got shape {found.shape}")
+    if np.any(found < 0):
+        raise ValueError(f"sample_weight: expected no negative numbers; got {found.min()}")
+    return found
+
+
+def class_weights(given: Any, classes: np.ndarray, y: np.ndarray, of_examples: np.ndarray | None) -> np.ndarray:
+    """One for each class; `y` and `of_examples` are what classes are balanced by."""
+    if of_examples is not None:
+        # Balance does not depend on their unit, and their sums then do not overflow.
+        of_examples = _weights(*np.frexp(of_examples)).parts
+    found = compute_class_weight(given, classes=classes, y=y, sample_weight=of_examples)
+    if not np.all((found >= 0) & np.isfinite(found)):
+        raise ValueError(f"class_weight: expected finite numbers that are not negative; got {found}")
+    return found
+
+
+def weights_of(of_examples: np.ndarray, of_class: np.ndarray | None, labels: np.ndarray) -> Weights:
+    """The weights of examples, times those of their classes."""
+    mantissas, exponents = np.frexp(of_examples)
+    if of_class is not None:
+        of_mantissas, of_exponents = np.frexp(of_class)
+        mantissas, exponents = mantissas * of_mantissas[labels], exponents + of_exponents[labels]
+    return _weights(mantissas, exponents)
+
+
+def _weights(mantissas: np.ndarray, exponents: np.ndarray) -> Weights:
+    positive = mantissas > 0
+    if not np.any(positive):
+        return Weights(np.zeros_like(mantissas), 0)
+    # Faster than to take those of positive ones.
+    exponent = int(np.max(np.where(positive, exponents, np.iinfo(exponents.dtype).min)))
+    return Weights(np.ldexp(mantissas, exponents - exponent), exponent)
