@@ -3,7 +3,6 @@
 import contextlib
 import math
 import warnings
-from numbers import Integral, Real
 from typing import Any, cast
 
 try:
@@ -15,17 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import validate_data
 
 from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit, rescaled
 from qbound.mm.results import Result
+from qbound.scikit_learn import parameters
+from qbound.scikit_learn.linear_classifier import LinearClassifier
 from qbound.scikit_learn.progress_bar import ProgressBar
 from qbound.scikit_learn.threads import one_thread
 from qbound.scikit_learn.weights import Weights, class_weights, sample_weights, weights_of
@@ -39,9 +37,21 @@ _PADDED_SIZE = 1 << 20
 _STREAM_ROWS, _STREAM_NUMBERS, _STREAM_LOGITS = 1000, 1 << 25, 1 << 22
 # From so many columns on, factorisations take their time.
 _FACTORISED = 100
+_PARAMETERS = {
+    "C": parameters.number("a number above 0", lambda value: value > 0),
+    "l2": parameters.or_none(parameters.number("a number from 0 on, not inf", lambda value: 0 <= value < math.inf)),
+    "fit_intercept": parameters.boolean,
+    "class_weight": parameters.balance_or_dict,
+    "solver": parameters.one_of("auto", "mm"),
+    "tol": parameters.number("a number from 0 on", lambda value: value >= 0),
+    "max_iter": parameters.whole("a whole number from 0 on", 0),
+    "warm_start": parameters.boolean,
+    "random_state": parameters.seed,
+    "verbose": parameters.verbosity,
+}
 
 
-class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
+class LogisticRegression(LinearClassifier, BaseEstimator):
     r"""Logistic regression, binary or multinomial, with an l2 penalty.
 
     .. math:: \min_W \; \frac{\sum_j w_j\, [\log Z_j(W) - h_{j y_j}(W)]}{\sum_j w_j} + \tfrac{\lambda}{2} |W|^2,
@@ -85,19 +95,6 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
       0.973, True
     """
 
-    _parameter_constraints: dict = {
-        "C": [Interval(Real, 0, None, closed="right")],
-        "l2": [Interval(Real, 0, None, closed="left"), None],
-        "fit_intercept": ["boolean"],
-        "class_weight": [dict, StrOptions({"balanced"}), None],
-        "solver": [StrOptions({"auto", "mm"})],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "max_iter": [Interval(Integral, 0, None, closed="left")],
-        "warm_start": ["boolean"],
-        "random_state": ["random_state"],
-        "verbose": ["verbose"],
-    }
-
     def __init__(
         self,
         C=1.0,
@@ -136,7 +133,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         Returns:
           The estimator itself.
         """
-        self._validate_params()
+        parameters.check_parameters(self, _PARAMETERS)
         X, y = cast(Any, validate_data)(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
         check_classification_targets(y)
         classes = np.unique(y)
@@ -181,7 +178,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         Returns:
           The estimator itself.
         """
-        self._validate_params()
+        parameters.check_parameters(self, _PARAMETERS)
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight 'balanced' is not supported for partial_fit, which does not know the frequencies of "
@@ -192,7 +189,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=is_first
         )
         check_classification_targets(y)
-        _check_partial_fit_first_call(self, classes)
+        self._take_classes(classes)
         labels = np.searchsorted(self.classes_, y)
         known = self.classes_[np.minimum(labels, len(self.classes_) - 1)] == y
         if not np.all(known):
@@ -208,26 +205,21 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         self.n_iter_ = np.array([self._stream.steps], np.int32)
         return self
 
-    def predict_proba(self, X):
-        """The probabilities (b, n) of the classes, in the order of `classes_`."""
-        check_is_fitted(self)
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.stack([expit(-scores), expit(scores)], axis=1)
-        return softmax(scores, axis=1)
-
-    def predict_log_proba(self, X):
-        """The logarithms (b, n) of `predict_proba`, also of those too small for it."""
-        check_is_fitted(self)
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
-        return log_softmax(scores, axis=1)
-
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    def _take_classes(self, classes) -> None:
+        """At the first call, all labels there will be; later the same, or None."""
+        if not hasattr(self, "classes_"):
+            if classes is None:
+                raise ValueError("classes: expected all labels there will be, at the first call of partial_fit")
+            self.classes_ = unique_labels(classes)
+        elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+            raise ValueError(
+                f"classes: expected those of the first call of partial_fit, {self.classes_!r}; got {classes!r}"
+            )
 
     def _weights(self, given, classes, labels, y) -> Weights:
         """Of the examples; classes are balanced by `y`, unless that is None."""
@@ -316,7 +308,7 @@ class LogisticRegression(LinearClassifierMixin, SparseCoefMixin, BaseEstimator):
         X = _without_unused(X, weights)
         if not is_sparse and X.size <= _PADDED_SIZE:
             X, labels, weights = _with_rows(_padded(len(labels)), X, labels, weights)
-        with ProgressBar(self.tol, bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
+        with ProgressBar(float(self.tol), bool(self.verbose)) as bar, _precision(X.dtype), _one_thread(X.shape[1]):
             # All at once: each transfer has its own overhead, as long as a step on small data.
             x, *rest = jax.device_put((None if is_sparse else X, labels, weights, penalty, start))
             labels, weights, penalty, start = rest

@@ -83,6 +83,15 @@ def test_package_uses_nothing_private_of_jax():
         assert "jax._src" not in path.read_text(encoding="utf-8")
 
 
+def test_package_uses_nothing_private_of_scikit_learn():
+    """So that it needs no upper limit."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sklearn"):
+                parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                assert not any(part.startswith("_") for part in parts), f"{path}: {parts}"
+
+
 def test_importing_starts_no_backend():
     """With a platform that does not exist, anything that starts a backend fails."""
     imports = processes.run("-c", "import qbound", JAX_PLATFORMS="none_such")

@@ -1,6 +1,7 @@
 """Data sets of scikit-learn, and its estimator at a tolerance at which its solution counts as exact."""
 
 import functools
+import warnings
 
 import numpy as np
 from sklearn import datasets
@@ -30,7 +31,10 @@ def ours(inputs, labels, sample_weight=None, **kwargs):
 
 def theirs(inputs, labels, sample_weight=None, **kwargs):
     kwargs = {"solver": "newton-cholesky", "tol": 1e-11, "max_iter": 1000, **kwargs}
-    return Theirs(**kwargs).fit(inputs, labels, sample_weight)
+    with warnings.catch_warnings():
+        # An old scikit-learn has options for SciPy's L-BFGS that a new SciPy deprecates.
+        warnings.filterwarnings("ignore", "scipy.optimize: The `disp` and `iprint`", DeprecationWarning)
+        return Theirs(**kwargs).fit(inputs, labels, sample_weight)
 
 
 def both(inputs, labels, sample_weight=None, **kwargs):

@@ -179,6 +179,8 @@ def test_frames_have_names_of_columns(iris, fitted, library):
     inputs, labels = iris
     names = ["sepal length", "sepal width", "petal length", "petal width"]
     frame = frames.DataFrame({name: column for name, column in zip(names, inputs.T, strict=True)})
+    if not hasattr(StandardScaler().fit(frame), "feature_names_in_"):
+        pytest.skip(f"this scikit-learn finds no names in frames of this {library}")
     model = ours(frame, frames.Series(labels))
     np.testing.assert_array_equal(model.feature_names_in_, names)
     np.testing.assert_allclose(model.coef_, fitted.coef_, atol=1e-7)

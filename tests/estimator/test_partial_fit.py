@@ -117,14 +117,14 @@ def test_two_classes_and_class_weights(digits):
 
 def test_bad_streams():
     inputs, labels = np.eye(4), np.array([0, 1, 0, 1])
-    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+    with pytest.raises(ValueError, match="classes: expected all labels there will be, at the first call"):
         LogisticRegression().partial_fit(inputs, labels)
     model = LogisticRegression().partial_fit(inputs, labels, classes=[0, 1])
     with pytest.raises(ValueError, match="y: expected labels in classes"):
         model.partial_fit(inputs, np.array([0, 1, 2, 1]))
     with pytest.raises(ValueError, match="X has 3 features, but LogisticRegression is expecting 4"):
         model.partial_fit(inputs[:, :3], labels)
-    with pytest.raises(ValueError, match="is not the same as on last call to partial_fit"):
+    with pytest.raises(ValueError, match="classes: expected those of the first call of partial_fit"):
         model.partial_fit(inputs, labels, classes=[0, 1, 2])
     with pytest.raises(ValueError, match="'balanced' is not supported for partial_fit"):
         LogisticRegression(class_weight="balanced").partial_fit(inputs, labels, classes=[0, 1])
