@@ -23,6 +23,7 @@ from sklearn.utils.validation import validate_data
 from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit, rescaled
 from qbound.mm.results import Result
 from qbound.scikit_learn import parameters
+from qbound.scikit_learn.all_or_nothing import all_or_nothing
 from qbound.scikit_learn.linear_classifier import LinearClassifier
 from qbound.scikit_learn.progress_bar import ProgressBar
 from qbound.scikit_learn.threads import one_thread
@@ -122,6 +123,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
 
     n_features_in_: int
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "LogisticRegression":
         """Fit the model.
 
@@ -162,6 +164,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             self._warn(result, X.dtype)
         return self
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> "LogisticRegression":
         """Learn from some of the examples, which are not kept: for data that do not fit in memory, or never end.
 
@@ -344,7 +347,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             f"{result.steps} iterations, above tol={self.tol:g}, with an objective of {last.objective:.6g}. {advice}, "
             "or scale the columns of X to similar sizes.",
             ConvergenceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
