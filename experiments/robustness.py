@@ -198,4 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # That of the module by its name, of whose classes configurations are; those of __main__ are others.
+    from experiments.robustness import main as command
+
+    sys.exit(command())

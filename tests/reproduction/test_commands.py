@@ -19,6 +19,7 @@ from experiments.experiment import Experiment
 from experiments.overrides import load_config, override
 from experiments.progress import Progress
 from experiments.robustness import Robustness
+from tests import processes
 from tests.reproduction.tiny import CLASSES, ROOT, ROWS, WIDTH, a_run, tiny_data
 
 
@@ -159,6 +160,13 @@ def test_other_commands_say_what_to_do_too(main, arguments, message, tmp_path, m
     assert main([*arguments, *([] if main is reproduce.main else [f"output={tmp_path}"])]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
+
+
+def test_command_of_robustness_takes_its_own_configuration(tmp_path):
+    """Started as a module, whose classes are then there twice."""
+    done = processes.run("-m", "experiments.robustness", "l2=-1", f"output={tmp_path}")
+    message = "error: l2: expected a number above 0 and below 3e+38; got -1.0"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, message)
 
 
 def test_config_of_one_s_own_with_a_mistake_is_named(tmp_path, capsys):
