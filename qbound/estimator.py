@@ -27,7 +27,7 @@ from qbound.scikit_learn.all_or_nothing import all_or_nothing
 from qbound.scikit_learn.linear_classifier import LinearClassifier
 from qbound.scikit_learn.progress_bar import ProgressBar
 from qbound.scikit_learn.threads import one_thread
-from qbound.scikit_learn.weights import Weights, class_weights, sample_weights, weights_of
+from qbound.scikit_learn.weights import Weights, class_weights, equal_weights, sample_weights, weights_of
 
 __all__ = ["LogisticRegression"]
 
@@ -226,6 +226,8 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
 
     def _weights(self, given, classes, labels, y) -> Weights:
         """Of the examples; classes are balanced by `y`, unless that is None."""
+        if given is None and self.class_weight is None:
+            return equal_weights(len(labels))
         of_examples = sample_weights(given, len(labels))
         if self.class_weight is None:
             return weights_of(of_examples, None, labels)

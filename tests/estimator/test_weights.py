@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qbound.estimator import LogisticRegression
-from qbound.scikit_learn.weights import class_weights, sample_weights, weights_of
+from qbound.scikit_learn.weights import class_weights, equal_weights, sample_weights, weights_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -74,6 +74,12 @@ def test_products_of_weights_are_exact():
     np.testing.assert_allclose(np.ldexp(parts, exponent), [1.0, 1.0, 3e-300, 0.0], rtol=1e-15)
     parts, exponent = weights_of(np.zeros(2), None, np.zeros(2, int))
     assert not parts.any() and exponent == 0
+
+
+def test_equal_weights_are_those_of_none():
+    found, expected = equal_weights(5), weights_of(sample_weights(None, 5), None, np.zeros(5, int))
+    np.testing.assert_array_equal(found.parts, expected.parts)
+    assert found.exponent == expected.exponent
 
 
 def test_weights_are_one_for_none_and_a_number_for_all():
