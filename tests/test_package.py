@@ -18,7 +18,7 @@ SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
 LAYERS = [
     {"qbound.types", "qbound.records", "qbound.same_program"},
     {"qbound.checks", "qbound.prefix", "qbound.solve", "qbound.trees"},
-    {"qbound.cg", "qbound.nystrom", "qbound.orders", "qbound.linear_map"},
+    {"qbound.cg", "qbound.nystrom", "qbound.orders", "qbound.linear_map", "qbound.sums"},
     {"qbound.models"},
     {"qbound.curvature"},
     {"qbound.quadratic"},
