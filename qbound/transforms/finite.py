@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
+from qbound import trees
 from qbound.types import working_dtype
 
-__all__ = ["keep_params_finite", "stays_finite"]
+__all__ = ["keep_params_finite", "runs_away", "stays_finite"]
 
 
 def keep_params_finite(
@@ -56,6 +57,16 @@ def stays_finite(params: Any, updates: Any) -> Bool[Array, ""]:
         return jnp.all(jnp.abs(p + u) <= jnp.maximum(jnp.abs(p), limit))
 
     return jax.tree.reduce(jnp.logical_and, jax.tree.map(fine, params, updates), jnp.asarray(True))
+
+
+def runs_away(params: Any, s: Any) -> Bool[Array, ""]:
+    """Whether parameters are beyond the largest number whose square is finite, and so is the next step.
+
+    With a rate that is too large each step is a multiple of the parameters, and there it can be stopped in time without
+    knowing the rate. A gradient of that size alone may be solved for.
+    """
+    smaller = jnp.minimum(trees.largest(params), trees.largest(s))
+    return smaller > float(jnp.finfo(smaller.dtype).max) ** 0.5
 
 
 def _skipped(info: Any, name: str, skipped: Bool[Array, ""]) -> Any:

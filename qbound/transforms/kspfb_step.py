@@ -15,6 +15,7 @@ from qbound.bounds import log_partition_bound
 from qbound.curvature.kronecker import MatrixLayout
 from qbound.models import checked_logits
 from qbound.solve import times
+from qbound.transforms.finite import runs_away
 from qbound.transforms.kronecker_factors import (
     INPUT_FIELDS,
     KspfbFactors,
@@ -228,8 +229,7 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
             )
             length, forget, limit = jax.lax.stop_gradient(found)
         # 3. The step, unless a number went wrong, and the mean of steps.
-        # Of a size whose square is finite, as in SPFB.
-        finite = jnp.isfinite(length) & jnp.isfinite(trees.dot(s, s)) & trees.all_finite(trees.cast_like(s, updates))
+        finite = jnp.isfinite(length) & trees.all_finite(trees.cast_like(s, updates)) & ~runs_away(params, s)
         length = jnp.where(finite, length, 0)
         step = jax.tree.map(lambda leaf: jnp.where(finite, length.astype(leaf.dtype) * leaf, 0), s)
         mean, directions = mean_direction(state.kspfb_directions, step, options.momentum, forget)

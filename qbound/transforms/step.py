@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, trees
 from qbound.transforms.adaptation import SpfbAdaptation, adapted, first_adaptation, remember
+from qbound.transforms.finite import runs_away
 from qbound.transforms.limit import SpfbLimit, longest_step, no_limit_yet, with_batch
 from qbound.transforms.memory import batch_curvature, first_window, progress, settled_window
 from qbound.transforms.options import SpfbOptions, as_number, checked_params, given, is_narrow, parameter_dtype
@@ -155,9 +156,8 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         # 3. The step, unless a number went wrong.
         s = solution.vector
         slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
-        # Of a size whose square is finite: s follows parameters that grow without end, and stops before they overflow.
-        finite = jnp.isfinite(solution.residual) & jnp.isfinite(trees.dot(s, s))
-        finite = finite & trees.all_finite(trees.cast_like(s, updates))
+        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
+        finite = finite & ~runs_away(params, s)
         # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
         nowhere = (solution.residual >= 1) & (trees.largest(s) == 0)
         sound = finite & ~nowhere & ~(slope < curved / 2)

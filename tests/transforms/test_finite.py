@@ -76,7 +76,7 @@ def test_rate_of_kspfb_far_too_large_is_met_by_its_limit():
 @pytest.mark.parametrize(
     "make", [qbound.scale_by_spfb, functools.partial(qbound.scale_by_lspfb, rank=4), qbound.scale_by_kspfb]
 )
-def test_direction_alone_stops_before_its_square_overflows(make):
+def test_direction_alone_stops_parameters_that_run_away(make):
     """So that chains whose rate is far too large end at numbers that are huge, and finite."""
     chain = optax.chain(
         optax.add_decayed_weights(1e-2), make(problems.affine, damping=1e-2), optax.scale_by_learning_rate(100.0)
