@@ -229,7 +229,9 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
             )
             length, forget, limit = jax.lax.stop_gradient(found)
         # 3. The step, unless a number went wrong, and the mean of steps.
-        finite = jnp.isfinite(length) & trees.all_finite(trees.cast_like(s, updates)) & ~runs_away(params, s)
+        finite = jnp.isfinite(length) & trees.all_finite(trees.cast_like(s, updates))
+        if options.learning_rate is None:
+            finite = finite & ~runs_away(params, s)
         length = jnp.where(finite, length, 0)
         step = jax.tree.map(lambda leaf: jnp.where(finite, length.astype(leaf.dtype) * leaf, 0), s)
         mean, directions = mean_direction(state.kspfb_directions, step, options.momentum, forget)

@@ -157,9 +157,10 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         s = solution.vector
         slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
         finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
-        finite = finite & ~runs_away(params, s)
+        if options.learning_rate is None:
+            finite = finite & ~runs_away(params, s)
         # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
-        nowhere = (solution.residual >= 1) & (trees.largest(s) == 0)
+        nowhere = (solution.residual >= 1) & (slope == 0)
         sound = finite & ~nowhere & ~(slope < curved / 2)
         s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
         length, limit = _step_length(options, state, batch, g, s, damping)
