@@ -131,12 +131,17 @@ def test_local_certificate_holds_where_a_rare_label_rises(dtype, rarity):
                 assert true >= certified - rounding * float(eta) * slope - 1e-14
 
 
+def spreads(logits, u):
+    """Of u in each row: its variance under the softmax, and how far it goes below its mean."""
+    p = np.array([reference.softmax(h) for h in logits])
+    e = u - np.sum(p * u, axis=1, keepdims=True)
+    return np.sum(p * e**2, axis=1), np.max(-e, axis=1)
+
+
 def test_local_certificate_is_the_best_point_of_its_upper_bound():
     logits, u = problem(b=8, u_std=2.0)
     a, c = 0.8, 0.05
-    p = np.array([reference.softmax(h) for h in logits])
-    e = u - np.sum(p * u, axis=1, keepdims=True)
-    v, r = np.sum(p * e**2, axis=1), np.max(-e, axis=1)
+    v, r = spreads(logits, u)
     _, (eta, certified) = certificates(logits, u, a, c)
     upper = functools.partial(reference.local_upper_bound, a=a, c=c, weights=np.full(8, 1 / 8), v=v, r=r)
     best = -min(upper(x) for x in np.linspace(1e-3, 3, 3000))
@@ -153,9 +158,7 @@ def test_local_certificate_is_the_best_point_where_radii_differ():
     logits, u = problem(b=8, logit_std=1.0, u_std=0.3)
     logits[0], u[0] = [0, -6, 0, 0], [0, -12, 0, 0]
     a, c = 0.3, 0.01
-    p = np.array([reference.softmax(h) for h in logits])
-    e = u - np.sum(p * u, axis=1, keepdims=True)
-    v, r = np.sum(p * e**2, axis=1), np.max(-e, axis=1)
+    v, r = spreads(logits, u)
     _, (eta, certified) = certificates(logits, u, a, c)
     upper = functools.partial(reference.local_upper_bound, a=a, c=c, weights=np.full(8, 1 / 8), v=v, r=r)
     lengths = np.linspace(1e-3, 5, 5000)
