@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import is_concrete
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 __all__ = ["same_program"]
@@ -54,7 +54,8 @@ def _run(jaxpr, constants, inputs, operations) -> list:
 
 
 def _constant(value) -> tuple:
-    """A name: the value if it is a number that is known, else one that nothing else has."""
-    if np.ndim(value) == 0 and is_concrete(value):
+    """A name: the value if it is a number that is known, else one that nothing else has. A random key is no number."""
+    is_key = jax.dtypes.issubdtype(jax.dtypes.result_type(value), jax.dtypes.extended)
+    if np.ndim(value) == 0 and not is_key and not isinstance(value, Tracer):
         return "number", str(np.asarray(value).dtype), np.asarray(value).tobytes()
     return "array", object()

@@ -112,3 +112,18 @@ def test_programs_differ_by_types_arguments_numbers_and_structures():
         assert not same_program(lambda x, y: x + 2.0 * y, other, x, y)
     several = np.arange(3.0)
     assert not same_program(lambda x, y: x + several, lambda x, y: x + several, x, y), "arrays are not compared"
+
+
+def test_constants_without_a_number_are_no_error():
+    """A value that is being differentiated, and a random key: both may stand in a model's closure."""
+
+    def looks_linear(scale):
+        assert not is_linear_logits(lambda params, x: linear(params, x) * scale, WEIGHTS, INPUTS)
+        return scale
+
+    for transformation in (lambda f: f, jax.grad, jax.jit):
+        transformation(looks_linear)(2.0)
+    key = jax.random.key(0)
+    assert not is_linear_logits(
+        lambda params, x: linear(params, x) + jax.random.normal(key, (len(x), N)), WEIGHTS, INPUTS
+    )
