@@ -179,9 +179,14 @@ def outside_shard_map(**trees: Any) -> None:
 
 def _varying_axes(leaf) -> frozenset:
     """Of the mesh; none outside of `jax.shard_map`."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.vma or frozenset()
-    return getattr(jax.typeof(leaf), "vma", frozenset()) if isinstance(leaf, jax.Array) else frozenset()
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return frozenset()
+    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    if not hasattr(kind, "manual_axis_type"):  # jax 0.9
+        return getattr(kind, "vma", None) or frozenset()
+    marks = kind.manual_axis_type
+    # Over unreduced axes every device has a summand of its own.
+    return frozenset() if marks is None else marks.varying | marks.unreduced
 
 
 def is_number(number: object) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from qbound.linear import Sparse, objective
 from qbound.linear.objective import Data, diagonal, evaluate, product
@@ -110,12 +111,17 @@ def test_derivatives_are_those_of_dense_inputs(limit, monkeypatch):
     np.testing.assert_allclose(diagonal(data, l2, params).ravel(), np.diag(matrix), rtol=1e-10)
 
 
+def is_program(value):
+    return isinstance(value, (ClosedJaxpr, Jaxpr))
+
+
 def sizes(jaxpr):
     """Of all that a program computes."""
     for equation in jaxpr.eqns:
         yield from (variable.aval.size for variable in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from sizes(inner)
+        for inner in jax.tree.leaves(equation.params, is_leaf=is_program):
+            if is_program(inner):
+                yield from sizes(getattr(inner, "jaxpr", inner))
 
 
 def test_no_array_has_a_place_for_every_entry():
