@@ -9,14 +9,16 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.processes import QUICK_FLAG
+from tests.processes import QUICK_FLAGS, REPAIRING_FLAGS
 
 # The suite compiles thousands of small programs and runs each a few times, so the compiler is asked for little: else it
 # would take more than half of the time. The README, tests/default_mode.py and the canary have programs as users have
 # them, and `make unit OPTIMIZED=1` all of them.
+flags = [os.environ.get("XLA_FLAGS", ""), *REPAIRING_FLAGS]
 if not os.environ.get("OPTIMIZED"):
     jax.config.update("jax_disable_most_optimizations", True)
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAG}"
+    flags += QUICK_FLAGS
+os.environ["XLA_FLAGS"] = " ".join(flags)
 
 # Tracing makes many objects and few cycles: looking for those at every turn is a tenth of the time.
 gc.set_threshold(200_000, 20, 100)
