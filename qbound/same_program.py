@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
@@ -55,7 +56,7 @@ def _run(jaxpr, constants, inputs, operations) -> list:
 
 def _constant(value) -> tuple:
     """A name: the value if it is a number that is known, else one that nothing else has. A random key is no number."""
-    is_key = jax.dtypes.issubdtype(jax.dtypes.result_type(value), jax.dtypes.extended)
+    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
     if np.ndim(value) == 0 and not is_key and not isinstance(value, Tracer):
         return "number", str(np.asarray(value).dtype), np.asarray(value).tobytes()
     return "array", object()

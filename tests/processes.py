@@ -5,19 +5,26 @@ import os
 import subprocess
 import sys
 
+from qbound import compiler
+
 # An unknown flag ends the process, so each is for the releases that know it.
 JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
 
 # Makes XLA spend half the time on a small program, together with `jax_disable_most_optimizations`.
 QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []
 
-# Without it, these releases get some sums of products wrong on CPU: see tests/canary.py.
-REPAIRING_FLAGS = ["--xla_cpu_experimental_ynn_fusion_type=-reduce"] if JAXLIB >= (0, 10) else []
+# Without it, these releases get some sums of products wrong on CPU: see qbound/canary.py.
+REPAIRING_FLAGS = [f"--{compiler.FLAG}=-reduce"] if JAXLIB >= (0, 10) else []
 
 
-def run(*arguments: str, quick: bool = False, devices: int = 1, **variables: str) -> subprocess.CompletedProcess:
-    """Programs are compiled as users have them, unless `quick`: then as in the rest of the suite."""
-    flags = [f"--xla_force_host_platform_device_count={devices}", *REPAIRING_FLAGS]
+def run(
+    *arguments: str, quick: bool = False, repaired: bool = True, devices: int = 1, **variables: str
+) -> subprocess.CompletedProcess:
+    """Programs are compiled as users have them, unless `quick`: then as in the rest of the suite.
+
+    With `repaired` they are compiled right, by a flag where that is needed.
+    """
+    flags = [f"--xla_force_host_platform_device_count={devices}", *(REPAIRING_FLAGS if repaired else [])]
     if quick and not os.environ.get("OPTIMIZED"):
         flags += QUICK_FLAGS
         variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -16,8 +16,8 @@ SOURCES = sorted((ROOT / "qbound").rglob("*.py"))
 
 # A module may import those on lines above its own.
 LAYERS = [
-    {"qbound.types", "qbound.records", "qbound.same_program"},
-    {"qbound.checks", "qbound.prefix", "qbound.solve", "qbound.trees"},
+    {"qbound.types", "qbound.records", "qbound.same_program", "qbound.canary"},
+    {"qbound.checks", "qbound.compiler", "qbound.prefix", "qbound.solve", "qbound.trees"},
     {"qbound.cg", "qbound.nystrom", "qbound.orders", "qbound.linear_map", "qbound.sums"},
     {"qbound.models"},
     {"qbound.curvature"},
@@ -30,6 +30,7 @@ LAYERS = [
     {"qbound"},
     {"qbound.scikit_learn"},
     {"qbound.estimator"},
+    {"qbound.__main__"},
 ]
 
 

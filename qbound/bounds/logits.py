@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import checks
+from qbound import checks, compiler
 from qbound.records import record
 from qbound.types import working_dtype
 
@@ -32,6 +32,7 @@ class Logits:
 
 def prepare(logits: ArrayLike, log_prior: ArrayLike | None = None) -> Logits:
     """Check the arguments of a bound and shift its logits by the largest, so that no exponential overflows."""
+    compiler.warn_if_wrong()
     point = checks.float_array("logits", logits, ["n"])
     point = point.astype(working_dtype(point))
     h = point

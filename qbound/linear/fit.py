@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from qbound import compiler
 from qbound.linear.design import Dense
 from qbound.linear.factors import Core, InputFactor, input_factor, make_core, no_core
 from qbound.linear.newton import Solver, advance, descend
@@ -305,8 +306,8 @@ def _is_enough(factor: InputFactor, at: _Reached, l2) -> bool:
     return bool(np.mean(curvature) * rest <= np.max(l2))
 
 
-_input_factor = jax.jit(input_factor, static_argnums=(2, 3))
-_make_core = jax.jit(make_core)
+_input_factor = compiler.jit(input_factor, static_argnums=(2, 3))
+_make_core = compiler.jit(make_core)
 
 
 def _solver(data: Data, params) -> Solver:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from qbound import cg
+from qbound import cg, compiler
 from qbound.linear.factors import Core, InputFactor, label_factor, solve
 from qbound.linear.line import bound_quadratic, line_along
 from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, evaluate, hessian, product, sample
@@ -41,7 +41,7 @@ class Proposal(NamedTuple):
     cg_steps: Int[Array, ""]
 
 
-@functools.partial(jax.jit, static_argnames="solver")
+@functools.partial(compiler.jit, static_argnames="solver")
 def advance(
     data: Data,
     l2: Float[Array, " e"],
@@ -86,7 +86,7 @@ def advance(
     return point._replace(probabilities=None), proposal
 
 
-@jax.jit
+@compiler.jit
 def descend(
     data: Data,
     rows: Int[Array, " k"],

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from qbound import compiler
 from qbound.linear.factors import Core, InputFactor, label_factor, solve
 from qbound.linear.objective import Data, Point, centred, evaluate
 from qbound.solve import times
@@ -80,13 +81,13 @@ def no_memory(params: Float[Array, "n e"]) -> Memory:
     return Memory(*jax.device_put((zeros, zeros, np.ones((), params.dtype))))
 
 
-@jax.jit
+@compiler.jit
 def look(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
     """The point to start from."""
     return evaluate(data, l2, centred(params))
 
 
-@jax.jit
+@compiler.jit
 def walk(
     data: Data,
     l2: Float[Array, " e"],

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from qbound import compiler
 from qbound.linear.design import Dense
 from qbound.linear.factors import InputFactor, LabelFactor, label_factor, solve
 from qbound.linear.objective import Data, centred, one_hot
@@ -44,7 +45,7 @@ def first_iterate(params: Float[Array, "n e"]) -> Iterate:
     return Iterate(params, jnp.zeros_like(params), jnp.zeros((), jnp.float32))
 
 
-@jax.jit
+@compiler.jit
 def epoch(
     data: Data,
     l2: Float[Array, " e"],

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from qbound import compiler
 from qbound.linear import label_means
 from qbound.linear.design import Dense
 from qbound.linear.factors import InputFactor, label_factor, solve
@@ -88,7 +89,8 @@ def first_stream(params: Any) -> Stream:
         r = moments.basis.shape[1]
         factor = InputFactor(zeros, jnp.zeros(r, jnp.float32), moments.basis, zero)
     empty = Data(Dense(jnp.zeros((1, e), jnp.float32)), jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.float32))
-    curvature = jax.eval_shape(label_curvature, empty, iterate.params)
+    with compiler.compiled_here():
+        curvature = jax.eval_shape(label_curvature, empty, iterate.params)
     return Stream(
         iterate=iterate,
         average=iterate.params,
@@ -119,7 +121,7 @@ def rescaled(stream: Stream, unit: float) -> Stream:
     )
 
 
-@jax.jit
+@compiler.jit
 def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     """One step on a batch of float32 inputs in random order; rows of weight 0 do not count."""
     n, e = stream.average.shape

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from qbound import checks, trees
+from qbound import checks, compiler, trees
 from qbound.batches import full_weights, logits_shape, normalised, weighted_sum
 from qbound.mm.results import Result
 from qbound.models import BatchMap, KroneckerMap
@@ -79,6 +79,7 @@ def common_part(tree: Any) -> Any:
 
 def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:
     """Check the shapes of what was given, and look for values out of range."""
+    compiler.warn_if_wrong()
     checks.outside_shard_map(params=params, inputs=inputs, labels=labels, example_weights=weights, l2=l2)
     shape = logits_shape(logits_fn, params, inputs)
     dtype = working_dtype(*jax.tree.leaves(params))

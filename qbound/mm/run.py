@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qbound import checks
+from qbound import checks, compiler
 from qbound.mm.problem import make_problem
 from qbound.mm.results import Certificate, NotConverged, Result
 from qbound.mm.state import MMInfo, MMState
@@ -183,7 +183,7 @@ def run(
     return params, info
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(compiler.jit, static_argnums=(0, 1, 2, 3))
 def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance, cg_tolerance):
     problem = make_problem(logits_fn, params, inputs, labels, weights, l2)
     state = first_state(problem, evaluate(problem, logits_fn, inputs, params))

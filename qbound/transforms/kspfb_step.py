@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import batches, checks, trees
+from qbound import batches, checks, compiler, trees
 from qbound.bounds import log_partition_bound
 from qbound.curvature.kronecker import MatrixLayout
 from qbound.models import checked_logits
@@ -203,6 +203,7 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
         del ignored
         if params is None:
             raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        compiler.warn_if_wrong()
         checks.outside_shard_map(params=params, updates=updates, inputs=inputs, example_weights=example_weights)
         params = trees.widen(checks.float_tree("params", params))
         updates = jax.tree.map(jnp.asarray, updates)

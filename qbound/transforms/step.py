@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import checks, trees
+from qbound import checks, compiler, trees
 from qbound.transforms.adaptation import SpfbAdaptation, adapted, first_adaptation, remember
 from qbound.transforms.finite import runs_away
 from qbound.transforms.limit import SpfbLimit, longest_step, no_limit_yet, with_batch
@@ -114,6 +114,7 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         del ignored
         if params is None:
             raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        compiler.warn_if_wrong()
         checks.outside_shard_map(
             params=params,
             updates=updates,

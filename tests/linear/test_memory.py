@@ -32,13 +32,13 @@ FACTOR = jax.tree.unflatten(
 
 def advanced(solver):
     factor = FACTOR if solver == "kronecker" else None
-    return advance.lower(DATA, array(E), array(N, E), factor, None, array(), array(), solver=solver)
+    return advance.plain.lower(DATA, array(E), array(N, E), factor, None, array(), array(), solver=solver)
 
 
 PROGRAMS = {
     "kronecker": lambda: advanced("kronecker"),
     "diagonal": lambda: advanced("diagonal"),
-    "stream": lambda: consume.lower(jax.eval_shape(first_stream, array(N, E)), BATCH, array(E)),
+    "stream": lambda: consume.plain.lower(jax.eval_shape(first_stream, array(N, E)), BATCH, array(E)),
 }
 
 
