@@ -32,14 +32,16 @@ __all__ = [
     "Program",
     "Verdict",
     "compiled_here",
+    "is_known_to_be_wrong",
     "jit",
     "message",
+    "repair_process",
     "verdict",
     "warn_if_wrong",
 ]
 
 FLAG = "xla_cpu_experimental_ynn_fusion_type"
-REMEDY = f"XLA_FLAGS=--{FLAG}=-reduce"
+REMEDY = f"--{FLAG}=-reduce"
 _OPTIONS = {FLAG: ""}
 
 # All releases of this range were tried. Later ones are asked.
@@ -63,12 +65,27 @@ def verdict() -> Verdict:
     """On this process: XLA reads its flags once, so it does not change."""
     if not _suspect():
         return Verdict.RIGHT
-    if _version() <= _LAST_WRONG and FLAG not in _flags():
+    if is_known_to_be_wrong() and FLAG not in _flags():
         return Verdict.REPAIRABLE
     # A flag may come too late or have a value of no use, and a later release may be right.
     if _apart(canary.product):
         return Verdict.RIGHT
     return Verdict.REPAIRABLE if _apart(_is_repaired) else Verdict.WRONG
+
+
+def is_known_to_be_wrong() -> bool:
+    """Whether the installed release is at fault without the flag, and knows it: an unknown flag ends the process."""
+    return _suspect() and _version() <= _LAST_WRONG
+
+
+def repair_process() -> None:
+    """Add the flag to the environment where it is needed: for commands, before their first computation.
+
+    What is imported into the programs of others leaves their environment alone.
+    """
+    if is_known_to_be_wrong() and FLAG not in _flags():
+        os.environ["XLA_FLAGS"] = f"{_flags()} {REMEDY}".strip()
+        verdict.cache_clear()
 
 
 def message() -> str:
@@ -84,7 +101,7 @@ def message() -> str:
     late = f"XLA_FLAGS names {FLAG}, but was set too late, or to a value that leaves the fault in. "
     return (
         f"{fault}{late if FLAG in _flags() else ''}Programs that qbound compiles itself are right. For your own, set "
-        f"{REMEDY} in the environment before the first computation."
+        f"XLA_FLAGS={REMEDY} in the environment before the first computation."
     )
 
 

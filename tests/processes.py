@@ -14,7 +14,7 @@ JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(
 QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []
 
 # Without it, these releases get some sums of products wrong on CPU: see qbound/canary.py.
-REPAIRING_FLAGS = [f"--{compiler.FLAG}=-reduce"] if JAXLIB >= (0, 10) else []
+REPAIRING_FLAGS = [compiler.REMEDY] if compiler.is_known_to_be_wrong() else []
 
 
 def run(

@@ -17,7 +17,7 @@ from qbound.compiler import MiscompilationWarning, Verdict
 from qbound.estimator import LogisticRegression
 from tests import processes
 
-FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"  # as users write it
 
 
 @pytest.fixture
@@ -127,6 +127,25 @@ def test_warning_that_is_an_error_is_raised_every_time(machine):
             warnings.simplefilter("error")
             with pytest.raises(MiscompilationWarning, match=FLAG):
                 jax.jit(lambda h: qbound.log_partition_bound(h).value)(jnp.zeros(size))
+
+
+@pytest.mark.parametrize(
+    ("situation", "before", "after"),
+    [
+        ({}, "", FLAG),
+        ({}, "--xla_other=1", f"--xla_other=1 {FLAG}"),
+        ({}, "--xla_cpu_experimental_ynn_fusion_type=", "--xla_cpu_experimental_ynn_fusion_type="),
+        ({"version": "0.9.2"}, "", ""),
+        ({"architecture": "aarch64"}, "", ""),
+        ({"version": "0.13.0"}, "", ""),
+    ],
+    ids=str,
+)
+def test_repaired_process_has_the_flag_where_it_is_known(machine, monkeypatch, situation, before, after):
+    machine(flags=before, **situation)
+    monkeypatch.setattr(os, "environ", {"XLA_FLAGS": before})
+    compiler.repair_process()
+    assert os.environ["XLA_FLAGS"] == after
 
 
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])

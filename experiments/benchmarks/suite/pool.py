@@ -80,9 +80,15 @@ class Pool:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     cwd=ROOT,
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+                    env={**self._environment(name), "OPENBLAS_NUM_THREADS": threads},
                 )
         return worker
+
+    @staticmethod
+    def _environment(name: str) -> dict[str, str]:
+        """Flags of the compiler are for the jaxlib that is installed here: another may not know them."""
+        is_own = not ENVIRONMENTS[name].packages
+        return {key: value for key, value in os.environ.items() if is_own or key != "XLA_FLAGS"}
 
     def _python(self, name: str) -> Path:
         """Of an environment, which is made if it is not there, or was made for other packages."""
