@@ -333,6 +333,13 @@ def test_flag_in_a_fresh_process(when):
         assert run.stdout == "0\n"
 
 
+@pytest.mark.skipif(not compiler.is_known_to_be_wrong(), reason="this jaxlib is right")
+def test_expressions_of_the_package_do_not_meet_the_fault():
+    script = Path(__file__).with_name("fusions.py")
+    run = processes.run(str(script), repaired=False, JAX_ENABLE_X64="0", PYTHONPATH=str(script.parent.parent))
+    assert run.returncode == 0, run.stderr
+
+
 def test_report_has_what_is_needed(capsys):
     report.main()
     printed = capsys.readouterr().out
