@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.records import record, static
+from qbound.solve import times
 from qbound.types import Parameters, working_dtype
 
 __all__ = ["Features", "FunctionPair", "LinearMap", "as_linear_map", "linearised"]
@@ -63,13 +64,13 @@ class Features(LinearMap):
         return jax.ShapeDtypeStruct(matrix.shape[1:], matrix.dtype)
 
     def forward(self, v):
-        return self.matrix @ v
+        return times(self.matrix, v)
 
     def transpose(self, u):
-        return self.matrix.T @ u
+        return times(self.matrix.T, u)
 
     def transpose_rows(self, rows):
-        return rows @ self.matrix
+        return times(rows, self.matrix)
 
 
 @final

@@ -21,7 +21,7 @@ from qbound import checks
 from qbound.linear_map import FunctionPair, linearised
 from qbound.records import record
 from qbound.same_program import same_program
-from qbound.solve import HIGHEST, gram
+from qbound.solve import HIGHEST, gram, times
 from qbound.types import working_dtype
 
 __all__ = [
@@ -237,7 +237,7 @@ class KroneckerMap(BatchMap):
 
         def along(g):
             weights, bias = _weights_and_bias(g)
-            return (x @ weights + (0 if bias is None else bias)) / xx
+            return (times(x, weights) + (0 if bias is None else bias)) / xx
 
         def outer(u):
             return self._tree(x[:, None] * u[None, :], u)

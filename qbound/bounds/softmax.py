@@ -11,6 +11,7 @@ from qbound.bounds.weights import curvature_weight
 from qbound.curvature import Curvature, Dense, LargestFirst, Sequential
 from qbound.orders import LabelOrder, descending_order, lead_order
 from qbound.quadratic import QuadraticBound
+from qbound.solve import times
 from qbound.types import Order, working_dtype
 
 __all__ = ["log_partition_bound", "partition_function_bound"]
@@ -91,7 +92,7 @@ def partition_function_bound(
     features = checks.float_array("features", features, ["n", "d"])
     features = features.astype(working_dtype(features))
     theta = checks.matching("theta", checks.float_array("theta", theta, ["d"]), features[0])
-    h = prepare(features @ theta, log_prior)
+    h = prepare(times(features, theta), log_prior)
 
     def label(carry, inputs):
         z, mu, sigma = carry

@@ -10,7 +10,7 @@ from qbound import checks
 from qbound.curvature.base import Curvature
 from qbound.curvature.roots import symmetric_root
 from qbound.records import record
-from qbound.solve import solve_dense
+from qbound.solve import solve_dense, times
 
 __all__ = ["Dense"]
 
@@ -27,11 +27,11 @@ class Dense(Curvature):
         return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
 
     def mv(self, v):
-        return self.matrix @ self._vector("v", v)
+        return times(self.matrix, self._vector("v", v))
 
     def quadratic(self, v):
         v = self._vector("v", v)
-        form: Array = v @ (self.matrix @ v)
+        form: Array = times(v, times(self.matrix, v))
         return jnp.where(form < 0, 0, form)  # by rounding; jnp.maximum would halve the Hessian at v = 0
 
     def dense(self):

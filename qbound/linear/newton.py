@@ -13,7 +13,7 @@ from qbound.linear.line import bound_quadratic, line_along
 from qbound.linear.objective import Data, Point, centred, contrasts, diagonal, evaluate, hessian, product, sample
 from qbound.mm.certificates import Line
 from qbound.mm.length import step_length
-from qbound.solve import solve_scaled
+from qbound.solve import solve_scaled, times
 
 __all__ = ["Proposal", "Solver", "advance", "descend"]
 
@@ -132,8 +132,8 @@ def _direction(data, l2, point: Point, inputs, core, cg_tolerance, solver: Solve
     g = centred(point.gradient)
     if solver == "dense":
         q = contrasts(len(g), g.dtype)
-        z = solve_scaled(hessian(data, l2, point.params), (q.T @ g).reshape(-1))
-        return q @ z.reshape(-1, g.shape[1]), jnp.zeros((), jnp.int32)
+        z = solve_scaled(hessian(data, l2, point.params), times(q.T, g).reshape(-1))
+        return times(q, z.reshape(-1, g.shape[1])), jnp.zeros((), jnp.int32)
     if solver == "kronecker":
         labels = label_factor(point.label_curvature)
 
