@@ -86,7 +86,7 @@ class Point(NamedTuple):
 
 def evaluate(problem: Problem, logits_fn: Callable, inputs: Any, params: Any) -> Point:
     """One pass over the data."""
-    logits, linear_map = linearise(logits_fn, params, inputs)
+    logits, linear_map = _linearised(logits_fn, params, inputs)
     objective, gradient = problem.value_and_gradient(linear_map, params, logits)
     return Point(params, logits, objective, gradient, _norm(gradient))
 
@@ -113,7 +113,7 @@ def take_step(
     """A step, unless the state says that there can be none."""
     dtype = state.objective.dtype
     eta, tolerance = jnp.asarray(eta, dtype), jnp.asarray(tolerance, dtype)
-    _, linear_map = linearise(logits_fn, state.params, inputs)
+    _, linear_map = _linearised(logits_fn, state.params, inputs)
     # 1. The direction s, from the bound or from the Hessian. Whatever s is, the rest is right.
     s, cg_steps, passes = _direction(problem, linear_map, state, options, tolerance, cg_tolerance)
     s = trees.cast_like(s, state.gradient)
@@ -165,6 +165,17 @@ def take_step(
         result=state.result,
     )
     return state, info
+
+
+def _linearised(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Array, BatchMap]:
+    """As `linearise`, with products in full precision, unless the model or JAX was told which one to take.
+
+    By default TPUs round the factors of a product to bfloat16, and GPUs to TF32. Of logits that leaves three digits:
+    a step near the optimum changes less than that, and a run would stall there.
+    """
+    told = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    with jax.default_matmul_precision(told or "highest"):
+        return linearise(logits_fn, params, inputs)
 
 
 def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
