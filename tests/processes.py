@@ -1,4 +1,7 @@
-"""Python in a process of its own: with other devices or dtypes, or where the failure may be a crash."""
+"""Python in a process of its own: with other devices or dtypes, or where the failure may be a crash.
+
+Run as a script, it prints the flags that the installed jaxlib needs, and with `quick` those that make it quick, too.
+"""
 
 import importlib.metadata
 import os
@@ -30,3 +33,7 @@ def run(
         variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment = {**os.environ, "XLA_FLAGS": " ".join(flags), **variables}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    print(*REPAIRING_FLAGS, *(QUICK_FLAGS if sys.argv[1:] == ["quick"] else []))
