@@ -201,6 +201,18 @@ def algorithm_3(rows, k, cross_terms=True):
     return v, s, diagonal
 
 
+def algorithm_4(theta, features, labels, rates, k, l2):
+    """Algorithm 4 of [WC20] with batches in place of single points: every iterate, by dense solves."""
+    iterates = []
+    for f, y, eta in zip(features, labels, rates, strict=True):
+        v, s, diagonal = algorithm_3(low_rank_rows(theta, f), k)
+        mu = batch_bound(theta, f)[0] - np.mean([fj[yj] for fj, yj in zip(f, y, strict=True)], axis=0)
+        curvature = v.T @ np.diag(s) @ v + np.diag(diagonal) + l2 * np.eye(len(theta))
+        theta = theta - eta * np.linalg.solve(curvature, mu + l2 * theta)
+        iterates.append(theta)
+    return np.array(iterates)
+
+
 def low_rank_exact(rows, k):
     """Row by row, the least of k + 1 principal directions is moved to the diagonal: V'S V and D."""
     d = rows.shape[1]

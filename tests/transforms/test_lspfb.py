@@ -28,18 +28,6 @@ def explicit_problem(t=5, b=6, n=3, d=4):
     return rng.normal(size=d), rng.normal(size=(t, b, n, d)), rng.integers(n, size=(t, b))
 
 
-def algorithm_4(theta, features, labels, rates, k, l2):
-    """Algorithm 4 of [WC20] with batches in place of single points: every iterate, by dense solves."""
-    iterates = []
-    for f, y, eta in zip(features, labels, rates, strict=True):
-        v, s, diagonal = reference.algorithm_3(reference.low_rank_rows(theta, f), k)
-        mu = reference.batch_bound(theta, f)[0] - np.mean([fj[yj] for fj, yj in zip(f, y, strict=True)], axis=0)
-        curvature = v.T @ np.diag(s) @ v + np.diag(diagonal) + l2 * np.eye(len(theta))
-        theta = theta - eta * np.linalg.solve(curvature, mu + l2 * theta)
-        iterates.append(theta)
-    return np.array(iterates)
-
-
 @pytest.mark.parametrize("batch", [1, 6])
 def test_paper_equals_its_transcription(batch):
     theta, features, labels = explicit_problem()
@@ -47,7 +35,7 @@ def test_paper_equals_its_transcription(batch):
     tx = qbound.lspfb(problems.paper_schedule(0.9), explicit, rank=2, method="paper", l2=0.1, order="given")
     iterates, _ = problems.train(tx, explicit, jnp.asarray(theta), jnp.asarray(features), jnp.asarray(labels))
     rates = [0.9 / (t + 1) for t in range(len(features))]
-    np.testing.assert_allclose(iterates, algorithm_4(theta, features, labels, rates, k=2, l2=0.1), rtol=1e-8)
+    np.testing.assert_allclose(iterates, reference.algorithm_4(theta, features, labels, rates, k=2, l2=0.1), rtol=1e-8)
 
 
 @pytest.mark.parametrize("model", [qbound.linear_logits, problems.affine])
