@@ -13,8 +13,11 @@ from qbound import compiler
 # An unknown flag ends the process, so each is for the releases that know it.
 JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
 
-# Makes XLA spend half the time on a small program, together with `jax_disable_most_optimizations`.
-QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []
+# Make XLA spend a third of the time on a small program, together with `jax_disable_most_optimizations`. Of code in one
+# piece there is less than in many, and with two workers no core is free for other pieces.
+QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+if JAXLIB >= (0, 12):
+    QUICK_FLAGS = []
 
 # Without it, these releases get some sums of products wrong on CPU: see qbound/canary.py.
 REPAIRING_FLAGS = [compiler.REMEDY] if compiler.is_known_to_be_wrong() else []
