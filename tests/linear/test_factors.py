@@ -273,16 +273,17 @@ def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkey
     hessian = reference.linear_model(x, labels, weights, l2, params)[2]
     data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
     rows = jnp.arange(400, dtype=jnp.int32)
-    factor = input_factor(data, rows, d)
-    core = make_core(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
-    curvature = label_factor(evaluate(data, jnp.asarray(l2), jnp.asarray(params)).label_curvature)
+    factor = jax.jit(input_factor, static_argnums=2)(data, rows, d)
+    # Functions of their own: compiled programs keep the size of the core.
+    core = jax.jit(lambda *arguments: make_core(*arguments))(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
+    curvature = label_factor(jax.jit(evaluate)(data, jnp.asarray(l2), jnp.asarray(params)).label_curvature)
     contrasts = np.kron(reference.contrasts(n), np.eye(d))
 
     def condition(core):
         def column(v):
             return solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, core).ravel()
 
-        inverse = np.asarray(jax.vmap(column)(jnp.eye(n * d)))
+        inverse = np.asarray(jax.jit(jax.vmap(column))(jnp.eye(n * d)))
         values = np.linalg.eigvals((contrasts.T @ inverse @ contrasts) @ (contrasts.T @ hessian @ contrasts)).real
         return values.max() / values.min()
 

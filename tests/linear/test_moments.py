@@ -1,10 +1,15 @@
 """Second moments of the inputs of a stream: their sketch, and the factors made of them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.linear.moments import Sketch, matrix_factor, no_sketch, sketch_factor, turned, with_rows
+from qbound.linear import moments
+from qbound.linear.moments import Sketch, no_sketch
+
+matrix_factor, sketch_factor = jax.jit(moments.matrix_factor), jax.jit(moments.sketch_factor)
+turned, with_rows = jax.jit(moments.turned), jax.jit(moments.with_rows)
 
 
 def test_sketch_of_some_rows_stands_for_all():

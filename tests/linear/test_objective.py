@@ -36,6 +36,11 @@ def few(request, monkeypatch):
     return request.param == "few labels"
 
 
+def evaluated(data, l2, params):
+    """By a program of its own: compiled ones keep the sizes that tests change."""
+    return jax.jit(lambda *arguments: evaluate(*arguments))(data, l2, params)
+
+
 def pieces(data, l2, params, v):
     point = evaluate(data, l2, params, hold=True)
     return point, product(data, l2, point, v), diagonal(data, l2, params)
@@ -72,7 +77,7 @@ def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weight
     data, l2, params = p.arrays()
     weights = p.weights if weighted else np.where(np.arange(len(p.weights)) % 3 == 0, 0, p.weights)
     data = Data(data.design, data.labels, jnp.asarray(weights))
-    point = evaluate(data, l2, params)
+    point = evaluated(data, l2, params)
     some = weights[::3] if weighted else np.ones(50)
     some = some * weights.sum() / some.sum()
     expected = sum(w * reference.hessian(h) for w, h in zip(some, p.logits()[0][::3], strict=True))
@@ -144,10 +149,10 @@ def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few
     params = jnp.zeros((N, 64), jnp.float32).at[:, :].set(h.T.astype(np.float32))
     weights = jnp.full(64, 1 / 64, jnp.float32)
     data = objective.Data(design.Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights)
-    point = evaluate(data, jnp.zeros(64, jnp.float32), params)
+    point = evaluated(data, jnp.zeros(64, jnp.float32), params)
     assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
     # One input for each example: what it gives to its label is minus what it gives to the three others.
-    observed = point.gradient[data.labels, np.arange(64)]
+    observed = np.asarray(point.gradient)[np.asarray(data.labels), np.arange(64)]
     np.testing.assert_allclose(64 * observed, -3 * np.exp(-12) / (1 + 3 * np.exp(-12)), rtol=1e-2)
 
 
@@ -156,9 +161,10 @@ def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
     data, l2, params = p.arrays()
     counts = np.arange(B) % 3 != 0
     weights = np.where(counts, p.weights, 0) / p.weights[counts].sum()
-    some = Data(design.Dense(data.design.x[counts]), data.labels[counts], jnp.asarray(weights[counts]))
-    found = evaluate(Data(data.design, data.labels, jnp.asarray(weights)), l2, params)
-    expected = evaluate(some, l2, params)
+    rows = design.Dense(jnp.asarray(p.x[counts]))
+    some = Data(rows, jnp.asarray(p.labels[counts]), jnp.asarray(weights[counts]))
+    found = evaluated(Data(data.design, data.labels, jnp.asarray(weights)), l2, params)
+    expected = evaluated(some, l2, params)
     assert float(found.objective) == pytest.approx(float(expected.objective), rel=1e-12)
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
 
@@ -169,8 +175,8 @@ def test_examples_of_weight_zero_may_have_inputs_of_any_size():
     _, l2, params = p.arrays(jnp.float32)
     params, v = 10 * params, jnp.asarray(p.direction, jnp.float32)
 
-    def all_of_it(p):
-        data = p.data(jnp.float32)
+    @jax.jit
+    def all_of_it(data):
         point = evaluate(data, l2, params, hold=True)
         numbers = point.objective, point.gradient, point.label_curvature
         return *numbers, product(data, l2, point, v), hessian(data, l2, params)
@@ -178,7 +184,8 @@ def test_examples_of_weight_zero_may_have_inputs_of_any_size():
     x = np.where(p.weights[:, None] > 0, p.x, 3e38)
     assert not np.all(np.isfinite(p._replace(x=x).data(jnp.float32).logits(params)))
     zeros = np.where(p.weights[:, None] > 0, p.x, 0)
-    for found, expected in zip(all_of_it(p._replace(x=x)), all_of_it(p._replace(x=zeros)), strict=True):
+    both = (all_of_it(p._replace(x=inputs).data(jnp.float32)) for inputs in (x, zeros))
+    for found, expected in zip(*both, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 

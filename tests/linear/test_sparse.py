@@ -49,6 +49,11 @@ CASES = {
 }
 
 
+@jax.jit
+def both_products(x, v, r):
+    return x.forward(v), x.transpose(r)
+
+
 def assert_equals_dense(csr, dense):
     b, d = dense.shape
     rng = np.random.default_rng(2)
@@ -56,8 +61,9 @@ def assert_equals_dense(csr, dense):
     sparse = Sparse.from_csr(csr, np.float64)
     assert sparse.shape() == (b, d)
     for x, expected in ((sparse, dense), (sparse.squared(), dense**2)):
-        np.testing.assert_allclose(x.forward(jnp.asarray(v)), v @ expected.T, rtol=1e-11, atol=1e-12)
-        np.testing.assert_allclose(x.transpose(jnp.asarray(r)), r @ expected, rtol=1e-11, atol=1e-12)
+        forward, transpose = both_products(x, v, r)
+        np.testing.assert_allclose(forward, v @ expected.T, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(transpose, r @ expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("container", [scipy.sparse.csr_matrix, scipy.sparse.csr_array], ids=["matrix", "array"])
@@ -101,14 +107,19 @@ def test_derivatives_are_those_of_dense_inputs(limit, monkeypatch):
     design = Sparse.from_csr(scipy.sparse.csr_array(x), np.float64)
     data = Data(design, jnp.asarray(p.labels), jnp.asarray(p.weights))
     _, l2, params = p.arrays()
-    point = evaluate(data, l2, params)
+
+    @jax.jit
+    def pieces(data, l2, params, v):
+        point = evaluate(data, l2, params)
+        return point, product(data, l2, point, v), diagonal(data, l2, params)
+
+    point, hv, diag = pieces(data, l2, params, jnp.asarray(p.direction))
     inputs = reference.with_ones(x)
     value, gradient, matrix = reference.linear_model(inputs, p.labels, p.weights, p.l2, p.params)
     assert float(point.objective) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
-    hv = product(data, l2, point, jnp.asarray(p.direction))
-    np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(diagonal(data, l2, params).ravel(), np.diag(matrix), rtol=1e-10)
+    np.testing.assert_allclose(np.ravel(hv), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(np.ravel(diag), np.diag(matrix), rtol=1e-10)
 
 
 def is_program(value):

@@ -1,5 +1,6 @@
 """An epoch of steps on batches, against the same steps with dense matrices."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_epoch_takes_the_steps_of_dense_matrices(intercept):
     p.weights[-1] = 2 / B
     p = p._replace(weights=p.weights / p.weights.sum())
     data, l2, params = p.arrays()
-    factor = input_factor(data, jnp.arange(B, dtype=jnp.int32), len(p.l2))
+    factor = jax.jit(input_factor, static_argnums=2)(data, jnp.arange(B, dtype=jnp.int32), len(p.l2))
     batches = np.random.default_rng(0).permutation(B).reshape(len(RATES), -1)
     batches[-1, -7:] = -1
     start = first_iterate(params - params.mean(0, keepdims=True))

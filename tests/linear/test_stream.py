@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import qbound.linear.stream as stream_module
-from qbound.linear import Data, Dense, consume, first_stream, rescaled
+from qbound.linear import Data, Dense, consume, first_stream, moments, rescaled
 from qbound.linear.label_means import LabelMeans, Sums, curvature_along, gradient, label_means, unlikeness
-from qbound.linear.moments import no_sketch, sketch_factor, turned, with_rows
 from tests import reference
 
 D, N, ROWS = 40, 3, 64
 L2 = np.append(np.full(D, 1e-3), 0).astype(np.float32)
+sketch_factor, turned, with_rows = jax.jit(moments.sketch_factor), jax.jit(moments.turned), jax.jit(moments.with_rows)
 
 
 def batch(x, labels, weight=1.0):
@@ -69,17 +69,17 @@ def dense_factor(factor):
 
 def test_sketch_knows_the_leading_moments_through_turns():
     rng = np.random.default_rng(0)
-    directions, seen, sketch = np.sign(rng.normal(size=(2, 50))), [], no_sketch(50)
+    directions, seen, sketch = np.sign(rng.normal(size=(2, 50))), [], moments.no_sketch(50)
     for t in range(4):
         x = rng.normal(size=(100, 50)) + 5 + 10 * rng.normal(size=(100, 2)) @ directions
         seen.append(x)
         sketch = with_rows(sketch, jnp.asarray(x, jnp.float32), jnp.ones(100, jnp.float32))
         sketch = turned(sketch) if t % 2 else sketch
     x = np.concatenate(seen)
-    moments = x.T @ x / len(x)
+    expected = x.T @ x / len(x)
     factor = sketch_factor(sketch, jnp.float32(len(x)))
     # What is added to the moments is the typical rest of a column, about 1 here.
-    assert np.linalg.norm(dense_factor(factor) - moments, 2) < 0.01 * np.linalg.norm(moments, 2)
+    assert np.linalg.norm(dense_factor(factor) - expected, 2) < 0.01 * np.linalg.norm(expected, 2)
     np.testing.assert_allclose(sketch.squares, np.sum(x**2, axis=0), rtol=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_column_that_comes_late_has_its_curvature_at_once():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 50))
     x[:, 7] = 0
-    sketch = with_rows(no_sketch(50), jnp.asarray(x, jnp.float32), jnp.ones(100, jnp.float32))
+    sketch = with_rows(moments.no_sketch(50), jnp.asarray(x, jnp.float32), jnp.ones(100, jnp.float32))
     x[:, 7] = 30
     sketch = with_rows(sketch, jnp.asarray(x, jnp.float32), jnp.ones(100, jnp.float32))
     factor = sketch_factor(sketch, jnp.float32(200))
@@ -107,12 +107,13 @@ def test_means_have_the_gradient_and_the_bound_of_examples():
         logits = means.means @ params.T
         return jnp.sum(means.frequencies * (jax.nn.logsumexp(logits, axis=1) - jnp.diag(logits)))
 
-    np.testing.assert_allclose(gradient(means, params, known), jax.grad(loss)(params), atol=1e-6)
+    np.testing.assert_allclose(gradient(means, params, known), jax.jit(jax.grad(loss))(params), atol=1e-6)
     expected = 0.0
     for f, x in zip(np.asarray(means.frequencies, float), np.asarray(means.means, float), strict=True):
         h, u = np.asarray(params, float) @ x, np.asarray(direction, float) @ x
         expected += f * u @ reference.logit_bound(h, reference.max_first(h))[2] @ u
-    np.testing.assert_allclose(curvature_along(means, params, known, direction), expected, rtol=1e-4)
+    found = jax.jit(curvature_along)(means, params, known, direction)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_unlikeness_is_beyond_chance():

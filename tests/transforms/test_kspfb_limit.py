@@ -126,13 +126,18 @@ def test_a_step_that_is_too_long_forgets_directions_and_makes_factors_anew_in_th
     np.testing.assert_allclose(*second, rtol=1e-4)
 
 
+@functools.partial(jax.jit, static_argnames="share")
+def limited(limit, step, slope, ratio, rate=1.0, share=1.0):
+    """Of a step whose ratio is known beforehand."""
+    step, rate, slope, ratio = jnp.int32(step), jnp.asarray(rate), jnp.asarray(slope), jnp.asarray(ratio)
+    return kspfb_limit.limited(limit, step, rate, share, slope, lambda: ratio)
+
+
 def test_limit_looks_at_first_then_now_and_then_and_whenever_the_slope_jumps():
     looked, limit = [], kspfb_limit.no_limit_yet(jnp.float64)
     for step in range(170):
         slope = 30.0 if step == 40 else 1.0
-        _, _, limit = kspfb_limit.limited(
-            limit, jnp.asarray(step, jnp.int32), jnp.asarray(1.0), 1.0, jnp.asarray(slope), lambda: jnp.asarray(0.1)
-        )
+        _, _, limit = limited(limit, step, slope, 0.1)
         looked += [step] if limit.limit_excess > 0 else []
     assert looked == [0, 2, 6, 14, 30, 40, 104, 168]
 
@@ -141,14 +146,7 @@ def test_limit_looks_at_every_step_while_steps_are_close_to_it():
     looked, limit = [], kspfb_limit.no_limit_yet(jnp.float64)
     for step in range(12):
         ratio = 1.5 if step < 4 else 0.1
-        _, forget, limit = kspfb_limit.limited(
-            limit,
-            jnp.asarray(step, jnp.int32),
-            jnp.asarray(1.0),
-            1.0,
-            jnp.asarray(1.0),
-            functools.partial(jnp.asarray, ratio),
-        )
+        _, forget, limit = limited(limit, step, 1.0, ratio)
         assert not forget
         looked += [step] if limit.limit_excess > 0 else []
     assert looked == [0, 1, 2, 3, 4, 6, 10]
@@ -157,32 +155,21 @@ def test_limit_looks_at_every_step_while_steps_are_close_to_it():
 def test_one_outlier_does_not_hide_the_next():
     limit = kspfb_limit.no_limit_yet(jnp.float64)
     for step, slope in enumerate([1.0, 1e9, 1.0]):
-        _, _, limit = kspfb_limit.limited(
-            limit, jnp.asarray(step, jnp.int32), jnp.asarray(1.0), 1.0, jnp.asarray(slope), lambda: jnp.asarray(0.1)
-        )
+        _, _, limit = limited(limit, step, slope, 0.1)
     assert limit.limit_slope < 2
 
 
 def test_usual_slope_moves_by_a_tenth_of_the_way_to_at_most_four_times_itself():
     limit, usual = kspfb_limit.no_limit_yet(jnp.float64), []
     for step, slope in enumerate([2.0, 4.0, 1e9, 0.0]):
-        _, _, limit = kspfb_limit.limited(
-            limit, jnp.asarray(step, jnp.int32), jnp.asarray(1.0), 1.0, jnp.asarray(slope), lambda: jnp.asarray(0.1)
-        )
+        _, _, limit = limited(limit, step, slope, 0.1)
         usual.append(float(limit.limit_slope))
     np.testing.assert_allclose(usual, [2, 2.2, 2.2 * 1.3, 2.2 * 1.3 * 0.9], rtol=1e-12)
 
 
 @pytest.mark.parametrize("rate", [3.0, -3.0])
 def test_limit_is_of_the_share_of_a_step_and_then_of_all_of_it_up_or_down(rate):
-    length, forget, limit = kspfb_limit.limited(
-        kspfb_limit.no_limit_yet(jnp.float64),
-        jnp.asarray(0, jnp.int32),
-        jnp.asarray(rate),
-        0.5,
-        jnp.asarray(1.0),
-        lambda: jnp.asarray(4.0),
-    )
+    length, forget, limit = limited(kspfb_limit.no_limit_yet(jnp.float64), 0, 1.0, 4.0, rate=rate, share=0.5)
     assert forget
     np.testing.assert_allclose(limit.limit_excess, 3)
     np.testing.assert_allclose(length, 1 / 6)
@@ -198,9 +185,7 @@ def test_factors_out_of_turn_become_rarer_until_their_turn_comes():
 
 def test_steps_that_are_not_known_are_skipped_and_leave_the_limit_as_it_was():
     start = kspfb_limit.no_limit_yet(jnp.float64)
-    length, forget, limit = kspfb_limit.limited(
-        start, jnp.asarray(0, jnp.int32), jnp.asarray(1.0), 1.0, jnp.asarray(1.0), lambda: jnp.asarray(jnp.nan)
-    )
+    length, forget, limit = limited(start, 0, 1.0, np.nan)
     assert np.isnan(length)
     assert not forget
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(a == b), start, limit))

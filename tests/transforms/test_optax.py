@@ -234,8 +234,9 @@ def test_chain_with_a_line_search():
         return problems.loss(problems.affine, params, inputs, y)
 
     with jax.numpy_dtype_promotion("standard"):
-        value, grads = jax.value_and_grad(value_fn)(params, x)
-        updates, _ = tx.update(grads, tx.init(params), params, value=value, grad=grads, value_fn=value_fn, inputs=x)
+        value, grads = jax.jit(jax.value_and_grad(value_fn))(params, x)
+        update = jax.jit(functools.partial(tx.update, value_fn=value_fn))
+        updates, _ = update(grads, tx.init(params), params, value=value, grad=grads, inputs=x)
     assert value_fn(optax.apply_updates(params, updates), x) < value
 
 
