@@ -263,6 +263,14 @@ def test_program_in_a_program_has_no_options(machine):
     assert jax.grad(lambda x: program(x))(1.0) == 1
 
 
+def test_program_transfers_nothing(machine):
+    """Users forbid transfers to find those that they did not mean."""
+    machine()
+    program, x = compiler.jit(lambda x: 2 * x), jnp.ones(3)
+    with jax.transfer_guard("disallow"):
+        program(x)
+
+
 def test_program_that_nothing_repairs_warns(machine, monkeypatch):
     machine("0.13.0")
     monkeypatch.setattr(jax, "jit", Recorder)
