@@ -31,6 +31,11 @@ def evaluate(bound, x):
 
 
 @jax.jit
+def evaluate_and_slope(bound, x):
+    return jax.value_and_grad(lambda x: bound(x))(x)
+
+
+@jax.jit
 def product(bound, v):
     return bound.curvature.mv(v)
 
@@ -84,7 +89,7 @@ def test_bound_majorizes_log_partition_in_float32(order, example):
 @given(strategies.logits())
 def test_bound_is_tangent_at_expansion_point(order, h):
     bound = make(h, order)
-    value, grad = jax.value_and_grad(evaluate, argnums=1)(bound, bound.point)
+    value, grad = evaluate_and_slope(bound, bound.point)
     assert value == bound.value
     np.testing.assert_array_equal(bound.point, h)
     np.testing.assert_allclose(bound.value, reference.log_sum_exp(h), rtol=1e-14, atol=1e-13)
@@ -195,9 +200,12 @@ def test_every_path_equals_the_scan_over_labels(order, dtype, example):
     bound, by_scan = make(h, order), make(h[taken], "given")
     tolerance = (16 + h.size) * eps(dtype)
     scale = 1 + np.abs(v).max()
-    np.testing.assert_allclose(dense(bound), dense(by_scan)[np.ix_(place, place)], rtol=0, atol=tolerance)
-    np.testing.assert_allclose(product(bound, v), product(by_scan, v[taken])[place], rtol=0, atol=tolerance * scale)
-    np.testing.assert_allclose(product(bound, v), dense(bound) @ v, rtol=0, atol=tolerance * scale * h.size)
+    # In NumPy: JAX would compile a program for every index and every shape.
+    matrix, matrix_by_scan = np.asarray(dense(bound)), np.asarray(dense(by_scan))
+    hv, hv_by_scan = np.asarray(product(bound, v)), np.asarray(product(by_scan, v[taken]))
+    np.testing.assert_allclose(matrix, matrix_by_scan[np.ix_(place, place)], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(hv, hv_by_scan[place], rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(hv, matrix @ v, rtol=0, atol=tolerance * scale * h.size)
     x = h + v
     np.testing.assert_allclose(evaluate(bound, x), evaluate(by_scan, x[taken]), rtol=tolerance, atol=tolerance * scale)
 
@@ -217,9 +225,9 @@ def test_product_agrees_in_float32_with_float64(order, h):
 def test_solve_leaves_no_residual(damping, order, example):
     h, g = example
     bound = make(h, order)
-    s = solution(bound, g, damping)
+    s = np.asarray(solution(bound, g, damping))
     # A backward error: what is left, against the size of the terms that cancel.
-    residual = product(bound, s) + damping * s - g
+    residual = np.asarray(product(bound, s)) + damping * s - g
     assert np.abs(residual).max() <= 1e-14 * h.size * (np.abs(g).max() + np.abs(s).max() * (1 + damping)) + 1e-290
 
 
@@ -303,7 +311,7 @@ def test_removed_label_gives_no_nan_in_derivatives(how, order, example):
     h, kept = example
     masked = np.where(kept, h, -np.inf) if how == "logits" else h
     log_prior = np.where(kept, 0.0, -np.inf) if how == "log_prior" else np.zeros(h.size)
-    result = derivatives(masked, log_prior, order)
+    result = jax.tree.map(np.asarray, derivatives(masked, log_prior, order))
     for name, derivative in result.items():
         assert np.isfinite(derivative).all(), name
     assert not np.any(result["reverse"][~kept])
@@ -333,7 +341,7 @@ def test_removing_every_label_gives_minus_infinity(order):
         assert not np.any(dense(bound))
         assert evaluate(bound, np.ones(3)) == -np.inf
         np.testing.assert_allclose(solution(bound, np.ones(3), 2.0), 0.5)
-    slope = jax.grad(lambda h: qbound.log_partition_bound(h, order=order).value)(jnp.full(3, -jnp.inf))
+    slope = jax.jit(jax.grad(lambda h: qbound.log_partition_bound(h, order=order).value))(np.full(3, -np.inf))
     assert not np.any(slope)
 
 
@@ -460,13 +468,16 @@ def test_jit_vmap_and_scan_give_what_the_plain_call_gives(n, order):
         curvature = bound.curvature
         return bound.value, bound.grad, curvature.mv(v), curvature.solve(v, 0.1), curvature.dense(), bound(v)
 
-    plain = [jnp.stack(leaves) for leaves in zip(*(one(jnp.asarray(h)) for h in batch), strict=True)]
+    # A single row: without jit every call compiles its loops anew.
+    plain = one(jnp.asarray(batch[0]))
     jitted_one = jax.jit(one)
-    jitted = [jnp.stack(leaves) for leaves in zip(*(jitted_one(h) for h in batch), strict=True)]
+    jitted = [np.stack(leaves) for leaves in zip(*(jitted_one(h) for h in batch), strict=True)]
     mapped = jax.jit(jax.vmap(one))(batch)
     scanned = jax.jit(lambda batch: jax.lax.scan(lambda carry, h: (carry, one(h)), None, batch)[1])(batch)
-    for other in (jitted, mapped, scanned):
-        for a, b in zip(plain, other, strict=True):
+    for a, b in zip(plain, jitted, strict=True):
+        np.testing.assert_allclose(a, b[0], rtol=1e-13, atol=1e-14)
+    for other in (mapped, scanned):
+        for a, b in zip(jitted, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-14)
 
 
@@ -476,9 +487,10 @@ def test_bounds_pass_through_transformations_as_pytrees(order):
     bounds = jax.jit(jax.vmap(partial(qbound.log_partition_bound, order=order)))(batch)
     values = jax.jit(jax.vmap(lambda bound, x: bound(x)))(bounds, batch + 1)
     np.testing.assert_allclose(values, bounds.value + 1, rtol=1e-14)
-    one = jax.tree.map(lambda leaf: leaf[2], bounds)
-    np.testing.assert_allclose(jax.jit(one)(batch[3]), one(batch[3]), rtol=1e-14)
-    np.testing.assert_allclose(jax.vmap(one)(batch)[3], one(batch[3]), rtol=1e-14)
+    one = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[2]), bounds)
+    expected = one(batch[3])
+    np.testing.assert_allclose(jax.jit(one)(batch[3]), expected, rtol=1e-14)
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(batch)[3], expected, rtol=1e-14)
 
 
 # Memory
