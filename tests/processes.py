@@ -23,9 +23,7 @@ if JAXLIB >= (0, 12):
 REPAIRING_FLAGS = [compiler.REMEDY] if compiler.is_known_to_be_wrong() else []
 
 
-def run(
-    *arguments: str, quick: bool = False, repaired: bool = True, devices: int = 1, **variables: str
-) -> subprocess.CompletedProcess:
+def environment(*, quick: bool = False, repaired: bool = True, devices: int = 1, **variables: str) -> dict[str, str]:
     """Programs are compiled as users have them, unless `quick`: then as in the rest of the suite.
 
     With `repaired` they are compiled right, by a flag where that is needed.
@@ -34,8 +32,13 @@ def run(
     if quick and not os.environ.get("OPTIMIZED"):
         flags += QUICK_FLAGS
         variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    environment = {**os.environ, "XLA_FLAGS": " ".join(flags), **variables}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    return {**os.environ, "XLA_FLAGS": " ".join(flags), **variables}
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """To its end, in the environment of the options."""
+    variables = environment(**options)
+    return subprocess.run([sys.executable, *arguments], env=variables, capture_output=True, text=True, check=False)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from experiments import runs
 from experiments.errors import UserError
 from experiments.methods import Method
 from experiments.train import Run
+from tests import processes
 from tests.reproduction.tiny import CLASSES, ROOT, WIDTH, a_run, tiny_problem
 
 
@@ -230,7 +231,7 @@ def test_command_killed_by_a_signal_goes_on(tmp_path):
 
     def start(output):
         arguments = [sys.executable, "-m", "experiments.run", *changes, f"output={tmp_path / output}"]
-        return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, env=processes.environment(quick=True))
 
     process = start("killed")
     stop = time.monotonic() + 120
