@@ -37,7 +37,7 @@ def affine(params, x):
 def affine_curvature(params, x):
     """The mean curvature of `affine` on a batch, as a matrix, and its logits."""
     vector, unravel = ravel_pytree(params)
-    jacobian = np.asarray(jax.jacobian(lambda v: affine(unravel(v), x))(vector))
+    jacobian = np.asarray(jax.jit(jax.jacobian(lambda v: affine(unravel(v), x)))(vector))
     logits = np.asarray(affine(params, x))
     terms = [
         j.T @ reference.logit_bound(h, reference.max_first(h))[2] @ j for j, h in zip(jacobian, logits, strict=True)
@@ -60,6 +60,11 @@ def paper_schedule(eta):
     return lambda step: eta / (step.astype(jnp.float64) + 1)
 
 
+def flat(tree):
+    """All entries of a tree, in NumPy: JAX would compile a program for its shapes."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
 def loss(logits_fn, params, inputs, labels, weights=None):
     """The mean cross-entropy, weighted if there are weights."""
     logits = logits_fn(params, inputs)
@@ -67,10 +72,16 @@ def loss(logits_fn, params, inputs, labels, weights=None):
     return jnp.mean(each) if weights is None else jnp.sum(weights * each) / jnp.sum(weights)
 
 
+@functools.partial(jax.jit, static_argnames="logits_fn")
+def gradient(logits_fn, params, inputs, labels, weights=None):
+    """That of `loss`, in the parameters."""
+    return jax.grad(loss, argnums=1)(logits_fn, params, inputs, labels, weights)
+
+
 @functools.partial(jax.jit, static_argnames=("tx", "logits_fn"))
 def first_update(tx, logits_fn, params, inputs, labels, weights=None):
     """The first update of a run, and the state after it."""
-    grads = jax.grad(loss, argnums=1)(logits_fn, params, inputs, labels, weights)
+    grads = gradient(logits_fn, params, inputs, labels, weights)
     extra = {} if weights is None else {"example_weights": weights}
     return tx.update(grads, tx.init(params), params, inputs=inputs, **extra)
 

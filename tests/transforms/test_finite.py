@@ -17,6 +17,7 @@ from qbound.transforms import step
 from qbound.transforms.finite import keep_params_finite, stays_finite
 from qbound.transforms.solvers import solve
 from tests.transforms import problems
+from tests.transforms.problems import flat
 
 OPTIMIZERS = {
     "dense": (qbound.spfb, {"solver": "dense"}),
@@ -27,10 +28,6 @@ OPTIMIZERS = {
 PREFIX = {"dense": "spfb", "cg": "spfb", "low rank": "spfb", "Kronecker": "kspfb"}
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 LIKE = jax.ShapeDtypeStruct((4,), jnp.float32)
-
-
-def flat(tree):
-    return np.asarray(ravel_pytree(tree)[0])
 
 
 def trained(name, rate, steps):

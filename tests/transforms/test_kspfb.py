@@ -8,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import qbound
 from qbound.curvature.kronecker import BohningLabels
 from tests import reference
 from tests.transforms import problems
-
-
-def flat(tree):
-    return np.asarray(ravel_pytree(tree)[0])
+from tests.transforms.problems import flat
 
 
 def label_curvature(logits):
@@ -409,7 +405,7 @@ def test_preconditions_spfb():
 def test_first_step_is_the_dense_solve_of_the_regularised_gradient():
     """Whatever the momentum: of one direction the mean is that direction."""
     p = problems.linear(b=9)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, *p)
+    grads = problems.gradient(problems.affine, *p)
     g = as_matrix(grads) + 1e-2 * as_matrix(p.params)
     s = dense_solve(label_curvature(problems.affine(p.params, p.inputs)), moments(p.inputs), g, 1e-2)
     for momentum in (0.0, 0.9):
@@ -427,7 +423,7 @@ def test_momentum_is_a_debiased_mean_of_directions():
 
     @jax.jit
     def update(states, x, y):
-        grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, x, y)
+        grads = problems.gradient(problems.affine, p.params, x, y)
         both = {m: tx.update(grads, states[m], p.params, inputs=x) for m, tx in transforms.items()}
         return {m: pair[0] for m, pair in both.items()}, {m: pair[1] for m, pair in both.items()}
 

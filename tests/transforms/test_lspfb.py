@@ -7,15 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import qbound
 from tests import reference
 from tests.transforms import problems
-
-
-def flat(tree):
-    return np.asarray(ravel_pytree(tree)[0])
+from tests.transforms.problems import flat
 
 
 def explicit(theta, features):

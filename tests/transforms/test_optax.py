@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import qbound
 from tests.transforms import problems
+from tests.transforms.problems import flat
 
 # Under which options every expectation has to hold.
 VARIANTS = {
@@ -40,10 +40,6 @@ STATICS = {
     ),  # fmt: skip
 }
 INFO = {qbound.spfb: qbound.SpfbInfo, qbound.lspfb: qbound.SpfbInfo, qbound.kspfb: qbound.KspfbInfo}
-
-
-def flat(tree):
-    return np.asarray(ravel_pytree(tree)[0])
 
 
 @functools.cache
@@ -318,7 +314,7 @@ def test_multi_steps_take_the_mean_gradient_and_the_last_curvature(variant):
         np.testing.assert_array_equal(flat(once), flat(params))
         twice, state = step(once, state, inputs[1], labels[1])
     both = inputs[:2].reshape(20, 4), labels[:2].reshape(20)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, params, *both)
+    grads = problems.gradient(problems.affine, params, *both)
     plain = optimizer(variant)
     updates, _ = jax.jit(plain.update)(grads, plain.init(params), params, inputs=inputs[1])
     np.testing.assert_allclose(flat(twice) - flat(params), flat(updates), rtol=1e-3, atol=1e-6)
@@ -350,7 +346,7 @@ def test_part_of_the_parameters_with_the_rest_inside_the_inputs():
 
     weights, bias = {"weights": params["weights"]}, {"bias": params["bias"]}
     tx = qbound.spfb(1.0, model, l2=1e-2, microbatch_size=4, inputs_axes=(None, 0))
-    grads = jax.grad(problems.loss, argnums=1)(model, weights, (bias, inputs[0]), labels[0])
+    grads = problems.gradient(model, weights, (bias, inputs[0]), labels[0])
     updates, _ = jax.jit(tx.update)(grads, tx.init(weights), weights, inputs=(bias, inputs[0]))
     closed = qbound.spfb(1.0, lambda p, x: problems.affine({**bias, **p}, x), l2=1e-2)
     expected, _ = jax.jit(closed.update)(grads, closed.init(weights), weights, inputs=inputs[0])
@@ -384,7 +380,7 @@ def test_weights_per_example_pass_through_a_chain():
     params, inputs, labels = data()
     tx = optimizer("the paper")
     weights = jnp.asarray([1.0, 2, 0, 1, 1, 0, 3, 1, 1, 1], jnp.float32)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, params, inputs[0], labels[0], weights)
+    grads = problems.gradient(problems.affine, params, inputs[0], labels[0], weights)
     update = jax.jit(tx.update)
     weighted, _ = update(grads, tx.init(params), params, inputs=inputs[0], example_weights=weights)
     rows = np.repeat(np.arange(10), np.asarray(weights).astype(int))

@@ -16,6 +16,7 @@ from qbound.transforms import solvers
 from qbound.transforms.solvers import cheapest
 from tests import reference
 from tests.transforms import problems
+from tests.transforms.problems import flat
 
 SOLVERS = ("dense", "woodbury", "cg")
 TIGHT = {"max_steps": 200, "tolerance": 1e-12}
@@ -30,10 +31,6 @@ def direction(logits_fn, **options):
 def features(theta, f):
     """The paper's model: explicit features f (b, n, d)."""
     return f @ theta
-
-
-def flat(tree):
-    return np.asarray(ravel_pytree(tree)[0])
 
 
 @functools.cache
@@ -68,7 +65,7 @@ def test_every_solver_equals_the_reference(b, solver, logits_fn):
     f = np.concatenate([np.broadcast_to(np.eye(3), (b, 3, 3)), reference.linear_features(np.asarray(p.inputs), 3)], 2)
     theta = flat(p.params)
     _, sigma = reference.batch_bound(theta, f, "max_first")
-    grads = jax.grad(problems.loss, argnums=1)(logits_fn, p.params, p.inputs, p.labels)
+    grads = problems.gradient(logits_fn, p.params, p.inputs, p.labels)
     expected = np.linalg.solve(sigma + 0.01 * np.eye(len(theta)), flat(grads))
     np.testing.assert_allclose(flat(update), expected, rtol=1e-7, atol=1e-8)
     info = state.spfb_info
@@ -95,12 +92,12 @@ def test_network_step_is_that_of_its_linearisation(solver):
     tx = direction(problems.network, damping=0.05, solver=solver, **TIGHT)
     update, _ = problems.first_update(tx, problems.network, params, p.inputs, p.labels)
     vector, unravel = ravel_pytree(params)
-    f = np.asarray(jax.jacobian(lambda v: problems.network(unravel(v), p.inputs))(vector))
+    f = np.asarray(jax.jit(jax.jacobian(lambda v: problems.network(unravel(v), p.inputs)))(vector))
     logits = np.asarray(problems.network(params, p.inputs))
     sigma = np.mean(
         [j.T @ reference.logit_bound(h, reference.max_first(h))[2] @ j for j, h in zip(f, logits, strict=True)], 0
     )
-    g = flat(jax.grad(problems.loss, argnums=1)(problems.network, params, p.inputs, p.labels))
+    g = flat(problems.gradient(problems.network, params, p.inputs, p.labels))
     expected = np.linalg.solve(sigma + 0.05 * np.eye(len(g)), g)
     np.testing.assert_allclose(flat(update), expected, rtol=1e-7, atol=1e-8)
 
@@ -109,7 +106,7 @@ def test_l2_is_part_of_gradient_and_curvature_and_damping_of_the_curvature_only(
     p = problems.linear()
     tx = qbound.spfb(0.5, problems.affine, l2=0.1, damping=0.2, solver="dense")
     update, _ = problems.first_update(tx, problems.affine, p.params, p.inputs, p.labels)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    grads = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     objective_grads = trees.add_scaled(grads, jnp.array(0.1), p.params)
     alone = direction(problems.affine, damping=0.3, solver="dense")
     expected, _ = jitted(alone)(objective_grads, alone.init(p.params), p.params, inputs=p.inputs)
@@ -146,7 +143,7 @@ def test_sequences_are_examples_and_padding_has_no_weight(known, solver):
     model = qbound.linear_logits if known else (lambda params, x: x @ params["weights"] + params["bias"][None, None, :])
     tx = direction(qbound.linear_logits, damping=0.01, solver=solver, **TIGHT)
     expected, _ = problems.first_update(tx, qbound.linear_logits, p.params, p.inputs, p.labels)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    grads = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     sequences = jnp.concatenate([p.inputs.reshape(3, 4, 4), jnp.full((3, 2, 4), 1e3)], axis=1)
     lengths = (jnp.arange(6) < 4)[None, :] & jnp.ones((3, 1), bool)
     tx = qbound.scale_by_spfb(model, damping=0.01, solver=solver, **TIGHT)
@@ -221,7 +218,7 @@ def test_microbatches_bound_the_memory():
 def test_curvature_inputs_take_the_place_of_the_batch():
     p, other = problems.linear(b=5), problems.linear(b=20, seed=3)
     tx = direction(problems.affine, damping=0.01, solver="dense")
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    grads = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     state = tx.init(p.params)
     weights = jnp.arange(20.0)
     ours, _ = jitted(tx)(
@@ -259,7 +256,7 @@ def test_preconditioner_and_warm_start_reach_the_same_solution_in_fewer_steps():
     warm = qbound.scale_by_spfb(
         problems.affine, damping=1e-3, solver="cg", warm_start=True, max_steps=300, tolerance=1e-8
     )
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    grads = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     update, state = jitted(warm)(grads, warm.init(p.params), p.params, inputs=p.inputs)
     np.testing.assert_allclose(flat(state.spfb_solution), flat(update), rtol=1e-12)
     again, state = jitted(warm)(grads, state, p.params, inputs=p.inputs)
@@ -363,7 +360,7 @@ def test_full_batch_step_decreases_by_at_least_what_it_predicts():
     step = jax.jit(lambda g, s, params: tx.update(g, s, params, inputs=p.inputs))
     for _ in range(10):
         before = objective(params)
-        grads = jax.grad(problems.loss, argnums=1)(qbound.linear_logits, params, p.inputs, p.labels)
+        grads = problems.gradient(qbound.linear_logits, params, p.inputs, p.labels)
         updates, state = step(grads, state, params)
         params = optax.apply_updates(params, updates)
         predicted = optax.tree.get(state, "spfb_predicted_decrease")
@@ -373,7 +370,7 @@ def test_full_batch_step_decreases_by_at_least_what_it_predicts():
 
 def _poisoned(what):
     p = problems.linear(b=5)
-    grads = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    grads = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     inputs = p.inputs
     if what == "gradient":
         grads["weights"] = grads["weights"].at[0, 0].set(jnp.nan)
@@ -400,7 +397,7 @@ def test_numbers_that_are_not_finite_give_no_step_and_are_flagged(what, solver, 
     assert state.spfb_info.spfb_step_length == 0
     assert state.spfb_info.spfb_predicted_decrease == 0
     # The next update is as if nothing had happened, but for the count.
-    good = jax.grad(problems.loss, argnums=1)(problems.affine, p.params, p.inputs, p.labels)
+    good = problems.gradient(problems.affine, p.params, p.inputs, p.labels)
     updates, state = update(good, state, p.params, inputs=p.inputs)
     assert np.abs(flat(updates)).max() > 0
     assert not state.spfb_info.spfb_nonfinite
