@@ -97,7 +97,7 @@ doctest: $(INSTALLED)
 # OPTIMIZED=1: with programs compiled as users have them, in twice the time.
 unit: export OPTIMIZED := $(OPTIMIZED)
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses=auto --durations=10
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=10
 
 # The environment of the wheel holds what the package declares and no more. It is made anew together with the other one;
 # the wheel itself is built and installed every time.
