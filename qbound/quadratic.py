@@ -213,8 +213,9 @@ def _unit(x, point, dtype) -> Array:
     size = jax.lax.stop_gradient(jax.tree.reduce(jnp.maximum, jax.tree.map(lambda s: s.astype(dtype), sizes)))
     largest = jnp.finfo(dtype).maxexp
     _, exponent = jnp.frexp(size)
-    # 4 times too large, so that a difference of two such numbers is not above 1.
-    unit = jnp.ldexp(jnp.ones((), dtype), jnp.minimum(exponent + 2, largest - 1))
+    # 4 times too large, so that a difference of two such numbers is not above 1, or for the largest of all not above 8:
+    # a compiler may multiply by 1/unit in place of dividing, and that is taken for 0 where it is subnormal.
+    unit = jnp.ldexp(jnp.ones((), dtype), jnp.minimum(exponent + 2, largest - 2))
     return jnp.where((size > 2.0 ** (largest // 4)) & jnp.isfinite(size), unit, 1)
 
 
