@@ -89,7 +89,7 @@ def push(window: SpfbWindow, examples: list[Array], weights: Float[Array, "..."]
     place = _places(window, weights.shape[0])
 
     def enter(buffer, new):
-        return buffer.at[place].set(new[-place.size :], unique_indices=True)
+        return buffer.at[place].set(_placed_as(buffer, new[-place.size :]), unique_indices=True)
 
     size = window.window_weights.shape[0]
     return SpfbWindow(
@@ -142,6 +142,13 @@ def withdraw_unless(accepted: Bool[Array, ""], pushed: SpfbWindow, window: SpfbW
         window_next=jnp.where(accepted, pushed.window_next, window.window_next),
         window_filled=jnp.where(accepted, pushed.window_filled, window.window_filled),
     )
+
+
+def _placed_as(buffer, new: Array) -> Array:
+    """`new` on the devices of the buffer it goes into: where shardings are part of types, both have to agree."""
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        return jax.sharding.reshard(new, jax.typeof(buffer).sharding)
+    return new
 
 
 def _places(window, count) -> Int[Array, " k"]:
