@@ -395,7 +395,8 @@ def test_half_precision_is_computed_in_float32(dtype, order):
     h = jnp.array([1.0, -2.0, 3.0, 0.5], dtype)
     bound, expected = make(h, order), make(h.astype(jnp.float32), order)
     assert bound.value.dtype == bound.grad.dtype == dense(bound).dtype == evaluate(bound, h).dtype == jnp.float32
-    np.testing.assert_array_equal(dense(bound), dense(expected))
+    # Two programs, so that they may differ in the last digit of float32.
+    np.testing.assert_allclose(dense(bound), dense(expected), rtol=5e-7)
     assert evaluate(bound, h) == bound.value
 
 
