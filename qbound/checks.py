@@ -181,7 +181,7 @@ def _varying_axes(leaf) -> frozenset:
     """Of the mesh; none outside of `jax.shard_map`."""
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return frozenset()
-    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    kind: Any = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     if not hasattr(kind, "manual_axis_type"):  # jax 0.9
         return getattr(kind, "vma", None) or frozenset()
     marks = kind.manual_axis_type

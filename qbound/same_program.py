@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 __all__ = ["same_program"]
 
@@ -44,8 +44,8 @@ def _run(jaxpr, constants, inputs, operations) -> list:
         inputs = [name(value) for value in equation.invars]
         if equation.primitive.name in _CALLS:
             inner = equation.params["jaxpr"]
-            inner, constants = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            outputs = _run(inner, constants, inputs, operations)
+            # A closed one holds its constants; an open one has none.
+            outputs = _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs, operations)
         else:
             outputs = [("result", len(operations), k) for k in range(len(equation.outvars))]
             types = [str(variable.aval) for variable in equation.outvars]

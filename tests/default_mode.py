@@ -157,7 +157,7 @@ class Large:
         p = np.exp(h - h.max(axis=1, keepdims=True))
         return p / p.sum(axis=1, keepdims=True)
 
-    def objective(self, weights, l2, penalised=slice(None)):
+    def objective(self, weights, l2, penalised=...):
         """For weights (d + 1, n): the mean loss and the penalty; and the gradient."""
         p = self.probabilities(weights)
         gradient = self.x.T @ (p - self.targets) / len(p)

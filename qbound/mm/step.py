@@ -301,7 +301,7 @@ def _is_affine(problem, linear_map: BatchMap, old, change, new):
     expected = jnp.where(jnp.isfinite(old), old - change, old)
     size = 1 + jnp.where(jnp.isfinite(old), jnp.abs(old), 0) + jnp.abs(change)
     # The model may compute in less precision than its parameters have.
-    eps = max(jnp.finfo(linear_map.map.image.dtype).eps, jnp.finfo(new.dtype).eps)
+    eps = max(float(jnp.finfo(dtype).eps) for dtype in (linear_map.map.image.dtype, new.dtype))
     close = jnp.abs(new - expected) <= math.sqrt(eps) * size
     return jnp.all(close | (new == expected) | (problem.weights == 0)[:, None])
 
