@@ -1,8 +1,8 @@
 """The library in JAX's default mode, float32 throughout, against the reference in NumPy. Run as a script.
 
-With `own`: programs that the package compiles. With `users`: programs that its callers compile. Else both. Where the
-compiler is at fault, those of users give one warning, and are right all the same: no expression of the package is one
-that it gets wrong.
+With `own`: programs that the package compiles. With `users`: programs that its callers compile. Else both. `small`:
+those of both that take seconds, at sizes where no compiler has been at fault. Where it is, programs of users give one
+warning, and are right all the same: no expression of the package is one that it gets wrong.
 """
 
 import sys
@@ -270,6 +270,7 @@ def check_estimator(rng):
 PARTS = {
     "own": [check_mm, check_large_mm, check_estimator],
     "users": [check_bounds, check_batch, check_spfb, check_low_rank, check_large_bound, check_large_transforms],
+    "small": [check_mm, check_bounds, check_batch, check_spfb, check_low_rank],
 }
 
 
@@ -283,7 +284,7 @@ def main():
                 check(np.random.default_rng(0))
                 print(f"  {check.__name__}: right", flush=True)
         given = [warning for warning in given if warning.category is compiler.MiscompilationWarning]
-        assert len(given) == (faulty and part == "users"), f"{part}: {len(given)} warnings of the compiler"
+        assert len(given) == (faulty and part != "own"), f"{part}: {len(given)} warnings of the compiler"
 
 
 if __name__ == "__main__":
