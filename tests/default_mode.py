@@ -2,7 +2,7 @@
 
 With `own`: programs that the package compiles. With `users`: programs that its callers compile. Else both. `small`:
 those of both that take seconds, at sizes where no compiler has been at fault. Where it is, programs of users give one
-warning, and are right all the same: no expression of the package is one that it gets wrong.
+warning, and those below are right all the same; tests/fusions.py looks for the fault in their fusions.
 """
 
 import sys
