@@ -234,7 +234,7 @@ def table(summary: Summary) -> str:
     rows = [header, ("---",) * len(header)]
     for label, curve in summary.curves.items():
         setting = summary.chosen[label]
-        last = {name: np.median([run[-1][name] for run in curve.records]) for name in curve.records[0][-1]}
+        last = {name: float(np.median([run[-1][name] for run in curve.records])) for name in curve.records[0][-1]}
         rows.append(
             (
                 label,

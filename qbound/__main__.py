@@ -21,7 +21,7 @@ _PATIENCE = 120
 def main() -> None:
     """Print one fact on each line."""
     for name, fact in _facts():
-        print(f"{name + ':':<15}{fact}", flush=True)
+        print(f"{name + ':':<14} {fact}", flush=True)
 
 
 def _facts() -> Iterator[tuple[str, str]]:
