@@ -18,7 +18,8 @@ INSTALLED := $(ENV)/.installed
 ENV_OF_WHEEL := $(ENV)-wheel
 WHEEL_INSTALLED := $(ENV_OF_WHEEL)/.installed
 WHEEL := build/wheel$(ENV:.venv%=%)
-PIP_INSTALL := -m pip install --disable-pip-version-check
+# Modules are compiled when they are imported, not all of them at once.
+PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 DOCTEST := $(BIN)/python -m pytest --override-ini=addopts= --doctest-glob='*.md'
 
 # Flags that the installed compiler needs to be right, and with `quick` those that make it quick, too.
