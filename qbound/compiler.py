@@ -44,7 +44,7 @@ FLAG = "xla_cpu_experimental_ynn_fusion_type"
 REMEDY = f"--{FLAG}=-reduce"
 _OPTIONS = {FLAG: ""}
 
-# All releases of this range were tried. Later ones are asked.
+# Tried: 0.10.0, 0.10.2, 0.11.0, 0.12.0 and 0.12.0.1, and all are wrong. Later ones are asked.
 _FIRST_WRONG, _LAST_WRONG = (0, 10), (0, 12, 0, 1)
 
 
