@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import qbound
-from qbound.batches import mean_curvature
+from qbound.curvature.model import mean_curvature
 
 __all__ = ["Digits", "cross_entropy", "digits", "objective", "optimum", "pooled_digits"]
 

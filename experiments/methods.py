@@ -14,9 +14,9 @@ import optax
 import qbound
 from experiments.fields import Checked, Count
 from qbound import trees
-from qbound.batches import mean_curvature
-from qbound.cg import iterate
-from qbound.low_rank import Method as Construction
+from qbound.curvature.model import mean_curvature
+from qbound.families.low_rank.bound import Method as Construction
+from qbound.linalg.cg import iterate
 
 __all__ = ["NAMES", "SCHEDULES", "Construction", "Method", "Numbers", "first_state", "numbers", "optimizer"]
 

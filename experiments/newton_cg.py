@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 import qbound
-from qbound import cg, trees
+from qbound import trees
 from qbound.curvature import ModelCurvature
-from qbound.models import linearise
+from qbound.linalg import cg
+from qbound.models.linear import linearise
 
 __all__ = ["NewtonRun", "newton_cg"]
 

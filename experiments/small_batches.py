@@ -27,7 +27,7 @@ import qbound
 from experiments.digits import cross_entropy, objective, optimum, pooled_digits
 from experiments.fields import Checked, Count, Positive, Share
 from experiments.plots import save, two_panels
-from qbound.batches import mean_curvature
+from qbound.curvature.model import mean_curvature
 
 __all__ = ["SOURCES", "SmallBatchesConfig", "draw", "results", "run", "table", "window_source"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import qbound
 from experiments.soak_rows import Row
-from qbound.low_rank import Method
+from qbound.families.low_rank.bound import Method
 
 __all__ = ["ALLOWANCE", "log_sum_exp", "run"]
 

@@ -39,8 +39,8 @@ from experiments.data import DataError, load, with_intercept
 from experiments.digits import cross_entropy
 from experiments.fields import Checked, Count, NotNegative, Positive
 from experiments.plots import save, two_panels
-from qbound.batches import curvature_by_example
-from qbound.low_rank import METHODS, Method, low_rank
+from qbound.curvature.model import curvature_by_example
+from qbound.families.low_rank.bound import METHODS, Method, low_rank
 from qbound.types import Order
 
 __all__ = [

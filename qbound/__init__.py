@@ -1,29 +1,15 @@
 """Quadratic bounds on partition functions, in JAX."""
 
 from qbound import mm
-from qbound.bounds import (
-    bohning_bound,
-    local_bound,
-    log_partition_bound,
-    partition_function_bound,
-    second_order_expansion,
-)
 from qbound.curvature import Curvature
-from qbound.low_rank import low_rank_bound
-from qbound.models import linear_logits
+from qbound.families.classical import bohning_bound, local_bound, second_order_expansion
+from qbound.families.low_rank.bound import low_rank_bound
+from qbound.families.softmax import log_partition_bound, partition_function_bound
+from qbound.models.linear import linear_logits
+from qbound.optimizers.kspfb import KspfbInfo, ScaleByKspfbState, kspfb, scale_by_kspfb
+from qbound.optimizers.lspfb import lspfb, scale_by_lspfb
+from qbound.optimizers.spfb import ScaleBySpfbState, SpfbInfo, scale_by_spfb, spfb
 from qbound.quadratic import QuadraticBound
-from qbound.transforms import (
-    KspfbInfo,
-    ScaleByKspfbState,
-    ScaleBySpfbState,
-    SpfbInfo,
-    kspfb,
-    lspfb,
-    scale_by_kspfb,
-    scale_by_lspfb,
-    scale_by_spfb,
-    spfb,
-)
 
 __version__ = "0.1.0"
 

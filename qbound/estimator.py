@@ -20,14 +20,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
-from qbound.linear import Data, Dense, Fit, Progress, Sparse, Stream, consume, first_stream, fit, rescaled
-from qbound.mm.results import Result
-from qbound.scikit_learn import parameters
-from qbound.scikit_learn.all_or_nothing import all_or_nothing
-from qbound.scikit_learn.linear_classifier import LinearClassifier
-from qbound.scikit_learn.progress_bar import ProgressBar
+from qbound.fitting.fit import Fit, Progress, fit
+from qbound.fitting.objective import Data
+from qbound.fitting.results import Result
+from qbound.fitting.stream import Stream, consume, first_stream, rescaled
+from qbound.models.inputs import Dense, Sparse
+from qbound.scikit_learn import arguments as parameters
+from qbound.scikit_learn.arguments import Weights, class_weights, equal_weights, sample_weights, weights_of
+from qbound.scikit_learn.classifier import LinearClassifier, ProgressBar, all_or_nothing
 from qbound.scikit_learn.threads import one_thread
-from qbound.scikit_learn.weights import Weights, class_weights, equal_weights, sample_weights, weights_of
 
 __all__ = ["LogisticRegression"]
 

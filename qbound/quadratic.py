@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 from qbound import checks
 from qbound.curvature import Batch, Curvature, Pullback, Scaled, Sum
 from qbound.curvature.combined import weighted_sum
-from qbound.linear_map import LinearMap, as_linear_map
+from qbound.models.base import LinearMap
+from qbound.models.features import as_linear_map
 from qbound.records import record, static
 from qbound.types import Majorizes, Parameters, Scalar
 

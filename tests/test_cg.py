@@ -9,8 +9,8 @@ import pytest
 
 import qbound
 from qbound import trees
-from qbound.batches import mean_curvature
-from qbound.cg import conjugate_gradients
+from qbound.curvature.model import mean_curvature
+from qbound.linalg.cg import conjugate_gradients
 
 
 def _system(d=12, condition=100.0, seed=0, dtype=np.float64):

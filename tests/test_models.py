@@ -9,8 +9,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import qbound
-from qbound.batches import axis_flags, full_weights, join, mean_curvature, split
-from qbound.models import KroneckerMap, linearise
+from qbound.curvature.model import mean_curvature
+from qbound.models.base import axis_flags, full_weights, join, split
+from qbound.models.linear import KroneckerMap, linearise
 
 RNG = np.random.default_rng(0)
 W, BIAS, X = RNG.normal(size=(4, 3)), RNG.normal(size=3), RNG.normal(size=(5, 4))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.nystrom import leading_eigenvectors
+from qbound.linalg.nystrom import leading_eigenvectors
 
 
 def decaying(e, dtype, decay=4.0):

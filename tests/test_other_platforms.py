@@ -17,11 +17,15 @@ import pytest
 import scipy.sparse
 
 import qbound
-from qbound import compiler, linear, mm
-from qbound.linear.factors import no_core
-from qbound.linear.quasi_newton import no_memory
-from qbound.linear.stochastic import first_iterate
-from qbound.mm.step import MMOptions
+from qbound import compiler, mm
+from qbound.fitting.factors import no_core
+from qbound.fitting.objective import Data
+from qbound.fitting.quasi_newton import no_memory
+from qbound.fitting.step import MMOptions
+from qbound.fitting.stochastic import first_iterate
+from qbound.fitting.stream import first_stream
+from qbound.fitting.stream import rescaled as rescaled_stream
+from qbound.models.inputs import Dense, Sparse
 from tests.lowering import PLATFORMS, faults, jitted_programs, module_faults, uses_of_jit
 
 pytestmark = pytest.mark.usefixtures("without_type_checks")
@@ -251,7 +255,7 @@ def mm_step_of_features() -> Program:
 def mm_program(**options: Any) -> Program:
     def function(params, x, y, eta, tolerance):
         static = qbound.linear_logits, MMOptions(**options), 100, None
-        return PROGRAMS["qbound.mm.run._run"](*static, params, x, y, 0.1, None, eta, tolerance, None)
+        return PROGRAMS["qbound.fitting.run._run"](*static, params, x, y, 0.1, None, eta, tolerance, None)
 
     return function, (*data_of(LINEAR), shape(), shape())
 
@@ -285,7 +289,7 @@ class Shapes:
         self.rows = shape(min(rows, 4000), dtype=jnp.int32)
 
     def factor(self, rank: int | None = None) -> Any:
-        program = PROGRAMS["qbound.linear.fit._input_factor"]
+        program = PROGRAMS["qbound.fitting.fit._input_factor"]
         return jax.eval_shape(lambda data, rows: program(data, rows, self.columns, rank), self.data, self.rows)
 
     def core(self) -> Any:
@@ -293,105 +297,105 @@ class Shapes:
         return jax.eval_shape(lambda factor: no_core(*sizes, factor), self.factor())
 
     def point(self) -> Any:
-        return jax.eval_shape(PROGRAMS["qbound.linear.quasi_newton.look"], self.data, self.l2, self.params)
+        return jax.eval_shape(PROGRAMS["qbound.fitting.quasi_newton.look"], self.data, self.l2, self.params)
 
 
-def dense_data(rows: int, columns: int, dtype: Any = jnp.float32) -> linear.Data:
+def dense_data(rows: int, columns: int, dtype: Any = jnp.float32) -> Data:
     def zeros():
-        design = linear.Dense(jnp.zeros((rows, columns), dtype))
-        return linear.Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, dtype))
+        design = Dense(jnp.zeros((rows, columns), dtype))
+        return Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, dtype))
 
     return jax.eval_shape(zeros)
 
 
-def sparse_data(rows: int, columns: int) -> linear.Data:
+def sparse_data(rows: int, columns: int) -> Data:
     # With more entries in every row and column than are summed at a time.
-    design = linear.Sparse.from_csr(scipy.sparse.csr_array(np.ones((rows, columns))), np.float32)
-    return linear.Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32))
+    design = Sparse.from_csr(scipy.sparse.csr_array(np.ones((rows, columns))), np.float32)
+    return Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32))
 
 
 MNIST, MANY_LABELS, SMALL, LONG = (60_000, 784, 10), (5000, 300, 700), (1000, 4, 3), (200_000, 4, 3)
 
 
-def advance(sizes: Sizes, solver: str, data: linear.Data | None = None, dtype: Any = jnp.float32) -> Program:
+def advance(sizes: Sizes, solver: str, data: Data | None = None, dtype: Any = jnp.float32) -> Program:
     of = Shapes(*sizes, dtype=dtype)
     factors = (of.factor(), of.core()) if solver == "kronecker" else (None, None)
     arguments = (of.data if data is None else data, of.l2, of.params, *factors, of.number, of.number)
-    return functools.partial(PROGRAMS["qbound.linear.newton.advance"], solver=solver), arguments
+    return functools.partial(PROGRAMS["qbound.fitting.newton.advance"], solver=solver), arguments
 
 
 def descend() -> Program:
     of = Shapes(*LONG)
     arguments = (of.data, shape(25_000, dtype=jnp.int32), of.l2, of.params, of.number, of.count)
-    return PROGRAMS["qbound.linear.newton.descend"], arguments
+    return PROGRAMS["qbound.fitting.newton.descend"], arguments
 
 
 def look(sizes: Sizes) -> Program:
     of = Shapes(*sizes)
-    return PROGRAMS["qbound.linear.quasi_newton.look"], (of.data, of.l2, of.params)
+    return PROGRAMS["qbound.fitting.quasi_newton.look"], (of.data, of.l2, of.params)
 
 
 def walk(dtype: Any = jnp.float32) -> Program:
     of = Shapes(*MNIST, dtype=dtype)
     memory = jax.eval_shape(no_memory, of.params)
     arguments = (of.data, of.l2, of.point(), memory, of.factor(), of.core(), of.number, of.count)
-    return PROGRAMS["qbound.linear.quasi_newton.walk"], arguments
+    return PROGRAMS["qbound.fitting.quasi_newton.walk"], arguments
 
 
 def input_factor(sizes: Sizes, rank: int | None) -> Program:
-    of, program = Shapes(*sizes), PROGRAMS["qbound.linear.fit._input_factor"]
+    of, program = Shapes(*sizes), PROGRAMS["qbound.fitting.fit._input_factor"]
     return lambda data, rows: program(data, rows, of.columns, rank), (of.data, of.rows)
 
 
 def make_core() -> Program:
     of = Shapes(*MNIST)
-    return PROGRAMS["qbound.linear.fit._make_core"], (of.data, of.rows, of.factor(), of.l2, of.params)
+    return PROGRAMS["qbound.fitting.fit._make_core"], (of.data, of.rows, of.factor(), of.l2, of.params)
 
 
 def epoch() -> Program:
     of = Shapes(*MNIST)
     iterate = jax.eval_shape(first_iterate, of.params)
     arguments = (of.data, of.l2, of.factor(128), iterate, shape(60, 1000, dtype=jnp.int32), shape(60))
-    return PROGRAMS["qbound.linear.stochastic.epoch"], arguments
+    return PROGRAMS["qbound.fitting.stochastic.epoch"], arguments
 
 
 def consume(columns: int, labels: int) -> Program:
-    stream = jax.eval_shape(linear.first_stream, shape(labels, columns + 1))
-    return PROGRAMS["qbound.linear.stream.consume"], (stream, dense_data(1000, columns), shape(columns + 1))
+    stream = jax.eval_shape(first_stream, shape(labels, columns + 1))
+    return PROGRAMS["qbound.fitting.stream.consume"], (stream, dense_data(1000, columns), shape(columns + 1))
 
 
 def rescaled() -> Program:
-    return lambda stream: linear.rescaled(stream, 0.5), (jax.eval_shape(linear.first_stream, shape(10, 785)),)
+    return lambda stream: rescaled_stream(stream, 0.5), (jax.eval_shape(first_stream, shape(10, 785)),)
 
 
 # For every jitted function of the package.
 FITS: dict[str, dict[str, Callable[[], Program]]] = {
-    "qbound.linear.newton.advance": {
+    "qbound.fitting.newton.advance": {
         "dense": lambda: advance(SMALL, "dense"),
         "kronecker": lambda: advance(MNIST, "kronecker"),
         "many labels": lambda: advance(MANY_LABELS, "diagonal"),
         "sparse": lambda: advance((40, 20, 4), "diagonal", sparse_data(40, 20)),
     },
-    "qbound.linear.newton.descend": {"on a sample": descend},
-    "qbound.linear.quasi_newton.look": {"at MNIST": lambda: look(MNIST), "many labels": lambda: look(MANY_LABELS)},
-    "qbound.linear.quasi_newton.walk": {"on MNIST": walk},
-    "qbound.linear.fit._input_factor": {
+    "qbound.fitting.newton.descend": {"on a sample": descend},
+    "qbound.fitting.quasi_newton.look": {"at MNIST": lambda: look(MNIST), "many labels": lambda: look(MANY_LABELS)},
+    "qbound.fitting.quasi_newton.walk": {"on MNIST": walk},
+    "qbound.fitting.fit._input_factor": {
         "all eigenvectors": lambda: input_factor(MNIST, None),
         "leading eigenvectors": lambda: input_factor(MNIST, 128),
         "few inputs": lambda: input_factor(SMALL, 128),
     },
-    "qbound.linear.fit._make_core": {"of MNIST": make_core},
-    "qbound.linear.stochastic.epoch": {"on MNIST": epoch},
-    "qbound.linear.stream.consume": {
+    "qbound.fitting.fit._make_core": {"of MNIST": make_core},
+    "qbound.fitting.stochastic.epoch": {"on MNIST": epoch},
+    "qbound.fitting.stream.consume": {
         "a matrix": lambda: consume(20, 10),
         "a sketch": lambda: consume(3000, 10),
         "many labels": lambda: consume(20, 2000),
     },
-    "qbound.mm.run._run": {"dense": lambda: mm_program(solver="dense", curvature="hessian", search=False)},
+    "qbound.fitting.run._run": {"dense": lambda: mm_program(solver="dense", curvature="hessian", search=False)},
 }
 STREAMS: dict[str, Callable[[], Program]] = {
-    "linear.first_stream": lambda: (linear.first_stream, (shape(10, 785),)),
-    "linear.rescaled": rescaled,
+    "first_stream": lambda: (first_stream, (shape(10, 785),)),
+    "stream.rescaled": rescaled,
 }
 FIT_CASES = {f"{name}, {option}": make for name, options in FITS.items() for option, make in options.items()}
 CASES = BOUNDS | TRANSFORMS | FULL_BATCH | STREAMS | FIT_CASES
@@ -440,7 +444,7 @@ def test_package_jits_at_the_top_of_modules_alone():
 
 
 def test_every_public_function_is_lowered():
-    modules = {"": qbound, "mm.": mm, "linear.": linear}
+    modules = {"": qbound, "mm.": mm}
     public = {
         prefix + name: getattr(module, name)
         for prefix, module in modules.items()
@@ -450,8 +454,7 @@ def test_every_public_function_is_lowered():
     lowered = {name.split(",")[0] for name in CASES}
     by_program = {id(program): name for name, program in PROGRAMS.items()}
     missing = {name for name, value in public.items() if {name, by_program.get(id(value))}.isdisjoint(lowered)}
-    # A loop in Python, around programs that are lowered.
-    assert missing == {"linear.fit"}
+    assert missing == set()
 
 
 def test_collector_finds_jitted_functions_once():

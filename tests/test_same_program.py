@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import qbound
-from qbound.models import KroneckerMap, is_linear_logits, linearise
-from qbound.same_program import same_program
+from qbound.models.linear import KroneckerMap, is_linear_logits, linearise, same_program
 
 linear = qbound.linear_logits
 D, N = 6, 3

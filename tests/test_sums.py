@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.sums import gram_of_many, sum_of_many
+from qbound.linalg.dense import gram_of_many, sum_of_many
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 64, 65, 1000, 100_001])

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import qbound
 from experiments.benchmarks.timing import compare
 from experiments.data import DataError, load, with_intercept
-from qbound.batches import curvature_by_example
-from qbound.low_rank import low_rank
+from qbound.curvature.model import curvature_by_example
+from qbound.families.low_rank.bound import low_rank
 
 __all__ = ["compressed", "excess_trace", "problem"]
 

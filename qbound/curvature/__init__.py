@@ -5,11 +5,9 @@ from qbound.curvature.centered import Centered
 from qbound.curvature.combined import Batch, Scaled, Sum
 from qbound.curvature.dense import Dense
 from qbound.curvature.kronecker import Kronecker
-from qbound.curvature.largest_first import LargestFirst
 from qbound.curvature.low_rank import LowRank
 from qbound.curvature.model import ModelCurvature, Pieces
 from qbound.curvature.pullback import Pullback
-from qbound.curvature.sequential import Sequential
 
 __all__ = [
     "Batch",
@@ -17,12 +15,10 @@ __all__ = [
     "Curvature",
     "Dense",
     "Kronecker",
-    "LargestFirst",
     "LowRank",
     "ModelCurvature",
     "Pieces",
     "Pullback",
     "Scaled",
-    "Sequential",
     "Sum",
 ]

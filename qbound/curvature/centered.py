@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import safe_sqrt
+from qbound.linalg.dense import safe_sqrt
 from qbound.records import record
 
 __all__ = ["Centered"]

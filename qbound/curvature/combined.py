@@ -9,10 +9,8 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import safe_sqrt
+from qbound.linalg.dense import gram_of_many, safe_sqrt, solve_dense, solve_factored, sum_of_many
 from qbound.records import record
-from qbound.solve import solve_dense, solve_factored
-from qbound.sums import gram_of_many, sum_of_many
 
 __all__ = ["Batch", "Scaled", "Sum", "weighted_sum"]
 

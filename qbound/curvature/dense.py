@@ -8,9 +8,8 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import symmetric_root
+from qbound.linalg.dense import solve_dense, symmetric_root, times
 from qbound.records import record
-from qbound.solve import solve_dense, times
 
 __all__ = ["Dense"]
 

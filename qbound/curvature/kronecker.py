@@ -11,9 +11,8 @@ from jaxtyping import Array, Float, Shaped
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import safe_sqrt
+from qbound.linalg.dense import HIGHEST, safe_sqrt, times
 from qbound.records import record, static
-from qbound.solve import HIGHEST, times
 
 __all__ = ["BohningLabels", "Kronecker", "LabelFactor", "MatrixLayout", "SpectralLabels"]
 

@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import safe_sqrt
+from qbound.linalg.dense import add_to_diagonal, safe_sqrt, times
 from qbound.records import record, static
-from qbound.solve import add_to_diagonal, times
 from qbound.types import Parameters, Scalar
 
 __all__ = ["LowRank", "vectors_of"]

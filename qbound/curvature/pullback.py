@@ -8,10 +8,9 @@ from jax.flatten_util import ravel_pytree
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.curvature.roots import symmetric_root
-from qbound.linear_map import LinearMap
+from qbound.linalg.dense import gram, solve_dense, solve_factored, symmetric_root
+from qbound.models.base import LinearMap
 from qbound.records import record
-from qbound.solve import gram, solve_dense, solve_factored
 
 __all__ = ["Pullback"]
 

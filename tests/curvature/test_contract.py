@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 
 import qbound
-from qbound.batches import mean_curvature
-from qbound.curvature import (
-    Batch,
-    Centered,
-    Curvature,
-    Dense,
-    Kronecker,
-    LowRank,
-    Scaled,
-    Sum,
-)
+from qbound.curvature import Batch, Centered, Curvature, Dense, Kronecker, LowRank, Scaled, Sum
 from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
+from qbound.curvature.model import mean_curvature
 
 RNG = np.random.default_rng(0)
 LOGITS = 2 * RNG.normal(size=6)

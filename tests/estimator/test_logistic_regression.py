@@ -388,7 +388,7 @@ def test_history_tells_of_every_step(iris, fitted):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A first phase for few examples."""
-    module = importlib.import_module("qbound.linear.fit")
+    module = importlib.import_module("qbound.fitting.fit")
     for name, value in {"_DENSE_LIMIT": 0, "_MIN_BATCHES": 5, "_BATCH": 30, "_LARGE_PASS": 0}.items():
         monkeypatch.setattr(module, name, value)
     return module._EPOCHS

@@ -8,9 +8,9 @@ import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 
-import qbound.linear.stream as stream_module
+import qbound.fitting.stream as stream_module
 from qbound.estimator import LogisticRegression
-from qbound.linear.moments import Sketch
+from qbound.fitting.moments import Sketch
 
 PARTS, SIZE = 5, 320
 L2 = 1e-3

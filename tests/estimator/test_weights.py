@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qbound.estimator import LogisticRegression
-from qbound.scikit_learn.weights import class_weights, equal_weights, sample_weights, weights_of
+from qbound.scikit_learn.arguments import class_weights, equal_weights, sample_weights, weights_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))

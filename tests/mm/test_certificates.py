@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qbound
-from qbound.mm.certificates import certified_by_bound, certified_locally, make_line
+from qbound.fitting.line import certified_by_bound, certified_locally, make_line
 from tests import reference, strategies
 
 DTYPES = (jnp.float32, jnp.float64)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.mm.certificates import Line, certified_by_bound, certified_locally, make_line
-from qbound.mm.length import step_length
+from qbound.fitting.line import Line, certified_by_bound, certified_locally, make_line, step_length
 
 ONE = jnp.ones(())
 

@@ -10,11 +10,10 @@ import pytest
 
 import qbound
 from qbound import mm
-from qbound.mm.certificates import make_line
-from qbound.mm.length import StepLength
-from qbound.mm.problem import make_problem
-from qbound.mm.step import _noise, _norm, _rounded_step, evaluate
-from qbound.models import linearise
+from qbound.fitting.line import StepLength, make_line
+from qbound.fitting.problem import make_problem
+from qbound.fitting.step import _noise, _norm, _rounded_step, evaluate
+from qbound.models.linear import linearise
 from tests.mm import problems
 
 
@@ -318,7 +317,7 @@ def test_what_rounding_costs_is_taken_off_the_certificate(seen):
 def test_step_of_which_nothing_is_certified_is_not_taken(monkeypatch):
     params, inputs, labels = problems.random().cast(jnp.float64)
     state = mm.init(qbound.linear_logits, params, inputs, labels, l2=0.1)
-    module = importlib.import_module("qbound.mm.step")
+    module = importlib.import_module("qbound.fitting.step")
     whole = module.step_length
 
     @jax.jit

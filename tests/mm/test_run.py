@@ -16,7 +16,7 @@ from qbound import mm
 from tests.mm import problems
 
 # The package's attribute of this name is the function.
-run_module = importlib.import_module("qbound.mm.run")
+run_module = importlib.import_module("qbound.fitting.run")
 
 LOADERS = {"iris": load_iris, "wine": load_wine, "digits": load_digits}
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.mm.search import increasing_root
+from qbound.fitting.line import increasing_root
 
 FUNCTIONS = {
     "line": (lambda x: 3 * x - 6.0, 2.0),

@@ -10,9 +10,11 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
-from qbound import linear
 from qbound.estimator import LogisticRegression
-from qbound.mm.results import Result
+from qbound.fitting import fit as fitting
+from qbound.fitting.objective import Data
+from qbound.fitting.results import Result
+from qbound.models.inputs import Dense
 
 __all__ = ["estimator", "linear_fit"]
 
@@ -49,12 +51,12 @@ def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Itera
     weights, l2 = np.full(b, 1 / b, np.float32), np.full(d, problem.l2, np.float32)
     start = np.zeros((problem.classes, d), np.float32)
     x, labels, weights, l2, start = jax.device_put((problem.inputs, problem.labels, weights, l2, start))
-    data = linear.Data(linear.Dense(x), labels, weights)
+    data = Data(Dense(x), labels, weights)
 
     def fit(tolerance: float, max_steps: int = MAX_STEPS) -> _Fitted:
         rng = np.random.RandomState(seed)
         began = time.perf_counter()
-        found = linear.fit(data, l2, start, tolerance=tolerance, max_steps=max_steps, rng=rng)
+        found = fitting.fit(data, l2, start, tolerance=tolerance, max_steps=max_steps, rng=rng)
         params = jax.block_until_ready(found.params)
         seconds = time.perf_counter() - began
         phases, cg_steps = (np.array([getattr(at, name) for at in found.history]) for name in ("phase", "cg_steps"))

@@ -1,0 +1,1 @@
+"""Full batches and streams: fits to a tolerance, with certificates, and steps on what comes by."""

@@ -1,0 +1,166 @@
+"""How a run ended, what is carried from step to step, and what is reported."""
+
+import enum
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+__all__ = ["Certificate", "MMInfo", "MMState", "NotConverged", "Result"]
+
+
+# How a run ended, and the error that says so.
+
+
+class Result(enum.IntEnum):
+    """How a run ended; `MMInfo.result` is one of these numbers, and `message` says what it means."""
+
+    CONVERGED = 0
+    STEP_LIMIT = 1
+    STALLED = 2
+    NOT_AFFINE = 3
+    NOT_FINITE = 4
+    BAD_LABELS = 5
+    BAD_WEIGHTS = 6
+    BAD_L2 = 7
+    BAD_OPTION = 8
+    UNFINISHED = 9
+
+    @property
+    def message(self) -> str:
+        """In words."""
+        return _MESSAGES[self]
+
+    @property
+    def bad_input(self) -> bool:
+        """Whether nothing could be done with what was given; the parameters are then those of the start."""
+        return self in (
+            Result.NOT_FINITE,
+            Result.BAD_LABELS,
+            Result.BAD_WEIGHTS,
+            Result.BAD_L2,
+            Result.BAD_OPTION,
+        )
+
+
+_MESSAGES = {
+    Result.CONVERGED: "the gradient norm is within tolerance",
+    Result.STEP_LIMIT: (
+        "the gradient norm is above tolerance after max_steps steps; if CG took many, inputs of similar sizes or a "
+        "preconditioner help"
+    ),
+    Result.STALLED: (
+        "the gradient norm is above tolerance and no longer falls: the rounding errors of the dtype leave no more; a "
+        "wider dtype, inputs scaled to similar sizes or a larger tolerance help"
+    ),
+    Result.NOT_AFFINE: (
+        "logits_fn: expected logits that are affine in the parameters; got logits that differ from their "
+        "linearisation. For other models there is qbound.spfb; an affine one may compute with too little precision"
+    ),
+    Result.NOT_FINITE: (
+        "params, inputs: expected finite numbers; got an objective or a gradient at the start that is not finite: a "
+        "NaN or an infinity among params or inputs, or an observed label removed by a logit of -inf"
+    ),
+    Result.BAD_LABELS: (
+        "labels: expected integers from 0 to n - 1, or rows of n nonnegative probabilities that sum to 1; got others"
+    ),
+    Result.BAD_WEIGHTS: "example_weights: expected finite numbers >= 0, not all 0; got others",
+    Result.BAD_L2: (
+        "l2: expected a finite number > 0, or such numbers >= 0 for the leaves of params, not all 0; got others. "
+        "Without a regulariser the optimum need not exist; where it does, a very small l2 finds it"
+    ),
+    Result.BAD_OPTION: "eta, tolerance, cg_tolerance: expected eta in (0, 2) and tolerances >= 0; got others",
+    Result.UNFINISHED: "more steps can be taken",
+}
+
+
+class Certificate(enum.IntEnum):
+    """What vouches for a step; `MMInfo.certificate` is one of these numbers."""
+
+    NONE = 0
+    BOUND = 1
+    LOCAL = 2
+
+
+class NotConverged(RuntimeError):
+    """A run that ended without reaching its tolerance; what it found is kept.
+
+    Attributes:
+      result: how it ended.
+      params: the best parameters seen.
+      info: the `MMInfo` of the run.
+    """
+
+    def __init__(self, result: Result, params: Any, info: Any):
+        super().__init__(
+            f"mm.run: {result.message}. Gradient norm {float(info.gradient_norm):.3g} after {int(info.steps)} steps. "
+            "The parameters are in the attribute `params` of this error; throw=False returns them"
+        )
+        self.result = result
+        self.params = params
+        self.info = info
+
+
+# What is carried from step to step, and what is reported.
+
+
+class MMState(NamedTuple):
+    """What the next step needs.
+
+    Attributes:
+      params: the parameters, the best so far.
+      logits: theirs, one row for each example.
+      objective: the mean loss and the regulariser.
+      gradient: of the objective.
+      gradient_norm: its Euclidean length.
+      newton: whether the next direction is Newton's, with `curvature="auto"`: at first, and when the local certificate
+        has won.
+      first_norm: the gradient norm at the start.
+      least_norm: the least gradient norm so far; with Newton's steps, give or take a tenth.
+      steps_since: steps since then.
+      steps: steps taken.
+      result: UNFINISHED, or a `Result` that says why there can be no further step.
+    """
+
+    params: Any
+    logits: Float[Array, "b n"]
+    objective: Float[Array, ""]
+    gradient: Any
+    gradient_norm: Float[Array, ""]
+    newton: Bool[Array, ""]
+    first_norm: Float[Array, ""]
+    least_norm: Float[Array, ""]
+    steps_since: Int[Array, ""]
+    steps: Int[Array, ""]
+    result: Int[Array, ""]
+
+
+class MMInfo(NamedTuple):
+    """How a step went, or a run: then sums and last values, and the steps in `history`.
+
+    Attributes:
+      objective: at the new parameters, as computed: logits of size |h| leave it no more digits than |h| has.
+      gradient_norm: there.
+      certificate: which one won, a `Certificate`; NONE if no step was taken. Of a run: that of its last step.
+      certified_decrease: of the objective, at least; of a run: by all steps.
+      actual_decrease: of the objective; of a run: by all steps.
+      step_length: what the direction was multiplied by; 0 if no step was taken.
+      cg_steps: iterations of CG; 0 for a direct solver. Of a run: of all steps.
+      passes: over the data, one for a product with it and one with its transpose. A gradient counts as 1, and so does
+        an iteration of CG; a step whose rounding matters, half a pass more. Of a run: and of the first gradient.
+      steps: taken so far.
+      result: a `Result`.
+      history: of a run, the infos of its steps, with an axis of steps; None for a step. Of a run inside `jax.jit` it
+        has `max_steps` rows, zeros from `steps` on.
+    """
+
+    objective: Float[Array, "..."]
+    gradient_norm: Float[Array, "..."]
+    certificate: Int[Array, "..."]
+    certified_decrease: Float[Array, "..."]
+    actual_decrease: Float[Array, "..."]
+    step_length: Float[Array, "..."]
+    cg_steps: Int[Array, "..."]
+    passes: Float[Array, "..."]
+    steps: Int[Array, "..."]
+    result: Int[Array, "..."]
+    history: Any = None

@@ -1,0 +1,1 @@
+"""Linear algebra on arrays and on products: nothing here knows of labels or models."""

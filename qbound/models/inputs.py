@@ -1,0 +1,201 @@
+"""The inputs of all examples, as what can be multiplied by parameters, whole or in blocks of rows."""
+
+import abc
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from qbound.linalg.dense import times
+from qbound.records import record, static
+
+__all__ = ["Dense", "Design", "Sparse"]
+
+
+# The most numbers in the inputs of a block, so that both products with it find it in the cache. Inputs of no more than
+# a few blocks are not cut for that: a block is a copy, and costs more than it gains. It has so many rows at least.
+_BLOCK_INPUTS, _FEW_BLOCKS, _LEAST_ROWS = 3 << 19, 3, 128
+
+
+# Long rows times few labels are faster as X V' than as V X'.
+_SHORT, _MANY_LABELS = 64, 32
+
+
+class Design(abc.ABC):
+    """A matrix X (b, d)."""
+
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(b, d)."""
+
+    @abc.abstractmethod
+    def forward(self, v: Float[Array, "n d"]) -> Float[Array, "n b"]:
+        """V X'."""
+
+    @abc.abstractmethod
+    def transpose(self, r: Float[Array, "n b"]) -> Float[Array, "n d"]:
+        """R X."""
+
+    @abc.abstractmethod
+    def residuals(
+        self,
+        weights: Float[Array, " b"],
+        others: Float[Array, "n b"],
+        rest: Float[Array, " b"],
+        labels: Int[Array, " b"],
+    ) -> Float[Array, "n d"]:
+        """R diag(w) X, with R the others, which are 0 at the label of each row, and minus the rest there."""
+
+    @abc.abstractmethod
+    def squared(self) -> "Design":
+        """The squares of its entries."""
+
+    @abc.abstractmethod
+    def block_size(self, labels: int, most: int) -> int:
+        """How many rows to take at a time, with so many labels and at most so many logits, about."""
+
+    @abc.abstractmethod
+    def block(self, start: Int[Array, ""], size: int) -> "Design":
+        """`size` rows from `start` on; b of them are all."""
+
+
+@final
+@record
+class Dense(Design):
+    """X as an array."""
+
+    x: Float[Array, "b d"]
+
+    def shape(self):
+        b, d = self.x.shape
+        return b, d
+
+    def forward(self, v):
+        n, d = v.shape
+        if d < _SHORT or n > _MANY_LABELS:
+            return times(v, self.x.T)
+        # Turned after the product, which compilers would turn into the one above.
+        return jax.lax.optimization_barrier(times(self.x, v.T)).T
+
+    def transpose(self, r):
+        return times(r, self.x)
+
+    def residuals(self, weights, others, rest, labels):
+        weighted = weights[:, None] * self.x
+        return times(others, weighted) - jax.ops.segment_sum(rest[:, None] * weighted, labels, len(others))
+
+    def squared(self):
+        return Dense(self.x**2)
+
+    def block_size(self, labels, most):
+        b, d = self.shape()
+        rows = b if b * d <= _FEW_BLOCKS * _BLOCK_INPUTS else _BLOCK_INPUTS // d
+        return min(b, max(_LEAST_ROWS, min(rows, most // labels)))
+
+    def block(self, start, size):
+        b, d = self.shape()
+        return self if size == b else Dense(jax.lax.dynamic_slice(self.x, (start, jnp.zeros_like(start)), (size, d)))
+
+
+# Sparse inputs, multiplied by gathers alone.
+#
+# A row of a product with a sparse matrix is a sum over the entries of a row, and rows have different lengths. Here
+# every row is cut into chunks of a fixed width, filled up with zeros; the sums of chunks are summed again in the same
+# way until each row has one. That is a few gathers of regular shape, on any device, where sums over ragged rows would
+# be scattered one entry at a time. The transposed product has chunks of its own, made from columns.
+
+
+_WIDTH = 16
+
+
+@record
+class Level:
+    """Chunks: sums of rows `indices` of what is given, times `values`."""
+
+    indices: Int[Array, "m w"]
+    values: Float[Array, "m w"]
+
+    def sums(self, matrix: Float[Array, "k n"]) -> Float[Array, "m n"]:
+        """The sum of every chunk."""
+        # One gather for each place in a chunk: together they would be an array of all entries times n.
+        terms = (self.values[:, i, None] * matrix[self.indices[:, i]] for i in range(self.indices.shape[1]))
+        return sum(terms, start=jnp.zeros((), matrix.dtype))  # pyright: ignore[reportReturnType]
+
+
+@final
+@record
+class Sparse(Design):
+    """X (b, d) by its entries, as sums for its rows and for its columns."""
+
+    by_row: tuple[Level, ...]
+    by_column: tuple[Level, ...]
+    rows: int = static()
+    columns: int = static()
+
+    @classmethod
+    def from_csr(cls, matrix: Any, dtype: Any) -> "Sparse":
+        """From a SciPy matrix or array in the format CSR, whose entries need not be in order."""
+        transposed = matrix.T.tocsr()
+        by_row, by_column = (_levels(part.indptr, part.indices, part.data, dtype) for part in (matrix, transposed))
+        rows, columns = matrix.shape
+        return cls(by_row, by_column, rows, columns)
+
+    def shape(self):
+        return self.rows, self.columns
+
+    def forward(self, v):
+        return _sum(self.by_row, v.T).T
+
+    def transpose(self, r):
+        return _sum(self.by_column, r.T).T
+
+    def residuals(self, weights, others, rest, labels):
+        is_label = jnp.arange(len(others), dtype=labels.dtype)[:, None] == labels[None, :]
+        return self.transpose(weights[None, :] * jnp.where(is_label, -rest[None, :], others))
+
+    def squared(self):
+        def first_squared(levels):
+            first, *rest = levels
+            return Level(first.indices, first.values**2), *rest
+
+        return Sparse(first_squared(self.by_row), first_squared(self.by_column), self.rows, self.columns)
+
+    def block_size(self, labels, most):
+        return self.rows
+
+    def block(self, start, size):
+        return self
+
+
+def _sum(levels, matrix):
+    for level in levels:
+        # Each on its own: fused, a chunk of chunks would compute its parts anew for every entry.
+        matrix = jax.lax.optimization_barrier(level.sums(matrix))
+    return matrix
+
+
+def _levels(indptr, indices, data, dtype) -> tuple[Level, ...]:
+    """Chunks, chunks of chunks, and so on until every row has one."""
+    counts, first = np.diff(indptr), np.asarray(indptr[:-1])
+    levels = []
+    while True:
+        chunks = np.maximum(-(-counts // _WIDTH), 1)
+        ends = np.cumsum(chunks)
+        row = np.repeat(np.arange(len(counts)), chunks)
+        offset = (np.arange(ends[-1]) - (ends - chunks)[row]) * _WIDTH
+        inside = np.arange(_WIDTH) < (counts[row] - offset)[:, None]
+        place = np.where(inside, (first[row] + offset)[:, None] + np.arange(_WIDTH), 0)
+        if len(indices) == 0:
+            indices, data = np.zeros(1, np.int32), np.zeros(1)
+        levels.append(
+            Level(
+                jnp.asarray(np.where(inside, indices[place], 0).astype(np.int32)),
+                jnp.asarray(np.where(inside, data[place], 0).astype(dtype)),
+            )
+        )
+        if len(row) == len(counts):
+            return tuple(levels)
+        counts, first = chunks, ends - chunks
+        indices, data = np.arange(len(row)), np.ones(len(row))

@@ -1,0 +1,1 @@
+"""Stochastic second-order methods as optax transforms: one algorithm a file."""

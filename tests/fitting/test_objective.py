@@ -1,0 +1,220 @@
+"""The objective and its derivatives, in one block and in several, against their definitions."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+from qbound.fitting.objective import Data, contrasts, diagonal, evaluate, extended, fold, hessian, product
+from qbound.models import inputs as design
+from qbound.models.inputs import Sparse
+from tests import reference
+from tests.fitting.problems import B, N, problem
+
+objective = importlib.import_module("qbound.fitting.objective")
+
+
+@pytest.fixture(params=["one block", "blocks", "blocks, nothing held"])
+def blocks(request, monkeypatch):
+    """How many blocks there are; the last of several has few rows of its own."""
+    if request.param == "one block":
+        return 1
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
+    monkeypatch.setattr(design, "_LEAST_ROWS", 64)
+    if request.param == "blocks, nothing held":
+        monkeypatch.setattr(objective, "_HELD", 0)
+    return 3
+
+
+@pytest.fixture(params=["few labels", "many labels"])
+def few(request, monkeypatch):
+    """Whether labels are few; else all is computed as where they are many."""
+    if request.param == "many labels":
+        monkeypatch.setattr(objective, "_MATRIX_LIMIT", 1)
+    return request.param == "few labels"
+
+
+def evaluated(data, l2, params):
+    """By a program of its own: compiled ones keep the sizes that tests change."""
+    return jax.jit(lambda *arguments: evaluate(*arguments))(data, l2, params)
+
+
+def pieces(data, l2, params, v):
+    point = evaluate(data, l2, params, hold=True)
+    return point, product(data, l2, point, v), diagonal(data, l2, params)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
+def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks, few):
+    p = problem(intercept)
+    # A function of its own for every test: compiled programs keep the sizes of blocks.
+    function = jax.jit(lambda *arguments: pieces(*arguments)) if compiled else pieces
+    point, hv, diag = function(*p.arrays(), jnp.asarray(p.direction))
+    value, gradient, matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)
+    assert float(point.objective) == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
+    assert float(point.size) == pytest.approx(np.max(np.abs(gradient)), rel=1e-10)
+    np.testing.assert_array_equal(point.params, p.params)
+    np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
+    labels = sum(w * reference.hessian(h) for w, h in zip(p.weights, p.logits()[0], strict=True))
+    np.testing.assert_allclose(point.label_curvature, labels if few else np.diag(labels), rtol=1e-10, atol=1e-13)
+    if point.probabilities is not None:
+        np.testing.assert_allclose(point.probabilities.sum(0), 1, rtol=1e-12)
+    assert (point.probabilities is None) == (objective._HELD == 0)
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "weights of 0"])
+@pytest.mark.parametrize("n", [4, 7], ids=["matrix", "diagonal"])
+def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weighted):
+    """Every third, with their weights made to sum to that of all."""
+    monkeypatch.setattr(objective, "_CURVATURE_ROWS", 50)
+    monkeypatch.setattr(objective, "_MATRIX_LIMIT", 5)
+    p = problem(n=n)
+    data, l2, params = p.arrays()
+    weights = p.weights if weighted else np.where(np.arange(len(p.weights)) % 3 == 0, 0, p.weights)
+    data = Data(data.design, data.labels, jnp.asarray(weights))
+    point = evaluated(data, l2, params)
+    some = weights[::3] if weighted else np.ones(50)
+    some = some * weights.sum() / some.sum()
+    expected = sum(w * reference.hessian(h) for w, h in zip(some, p.logits()[0][::3], strict=True))
+    np.testing.assert_allclose(point.label_curvature, expected if n == 4 else np.diag(expected), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
+def test_hessian_is_that_in_contrasts_of_labels(intercept, blocks):
+    p = problem(intercept)
+    found = jax.jit(lambda *arguments: hessian(*arguments))(*p.arrays())
+    matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)[2]
+    q = np.kron(reference.contrasts(N), np.eye(len(p.l2)))
+    np.testing.assert_allclose(found, q.T @ matrix @ q, rtol=1e-10, atol=1e-13)
+
+
+def test_contrasts_are_orthonormal_and_sum_to_zero():
+    for n in (2, 3, 7):
+        q = np.asarray(contrasts(n, jnp.float64))
+        np.testing.assert_allclose(q, reference.contrasts(n), rtol=1e-15)
+        np.testing.assert_allclose(q.T @ q, np.eye(n - 1), atol=1e-14)
+        np.testing.assert_allclose(q.sum(0), 0, atol=1e-14)
+
+
+def test_label_curvature_of_many_labels_is_a_diagonal(monkeypatch, blocks):
+    p = problem()
+    expected = np.diag(evaluate(*p.arrays()).label_curvature)
+    monkeypatch.setattr(objective, "_MATRIX_LIMIT", N - 1)
+    found = evaluate(*p.arrays()).label_curvature
+    assert found.shape == (N,)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_every_row_counts_once_in_blocks(blocks):
+    """Rows that the last block has in common with the one before have no weight there."""
+    data = problem().data()
+    zero = jnp.zeros((), jnp.int32)
+
+    def add(carry, block, start):
+        counts, seen, rows, calls = carry
+        # With the rows as they lie in the data, each weight goes to its place.
+        places = start + jnp.arange(len(block.weights), dtype=jnp.int32)
+        same = jnp.all(block.labels == data.labels[places]) & jnp.all(block.design.x == data.design.x[places])
+        return counts.at[places].add(block.weights), seen & same, rows + len(places), calls + 1
+
+    first = jnp.zeros(B), jnp.array(True), zero, zero
+    counts, seen, rows, calls = fold(data, N, add, first)
+    np.testing.assert_array_equal(counts, data.weights)
+    assert seen
+    assert int(calls) == blocks
+    assert int(rows) == (B if blocks == 1 else 3 * 64)
+
+
+@pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
+def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows, monkeypatch):
+    monkeypatch.setattr(design, "_BLOCK_INPUTS", 2_000_000)
+    x = jax.eval_shape(lambda: jnp.zeros((100_000, inputs)))
+    whole = design.Dense.__new__(design.Dense)
+    object.__setattr__(whole, "x", x)
+    size = whole.block_size(labels, 5_000_000)
+    assert size * inputs <= 2_000_000 and size * labels <= 5_000_000
+    assert size >= rows / 2.5
+
+
+def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few):
+    """Logits of thousands, of which float32 keeps few decimals, and a loss of 1e-5."""
+    data = problem(intercept=False, b=64).data(jnp.float32)
+    h = np.full((64, N), 3000.0)
+    h[np.arange(64), np.asarray(data.labels)] += 12
+    params = jnp.zeros((N, 64), jnp.float32).at[:, :].set(h.T.astype(np.float32))
+    weights = jnp.full(64, 1 / 64, jnp.float32)
+    data = objective.Data(design.Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights)
+    point = evaluated(data, jnp.zeros(64, jnp.float32), params)
+    assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
+    # One input for each example: what it gives to its label is minus what it gives to the three others.
+    observed = np.asarray(point.gradient)[np.asarray(data.labels), np.arange(64)]
+    np.testing.assert_allclose(64 * observed, -3 * np.exp(-12) / (1 + 3 * np.exp(-12)), rtol=1e-2)
+
+
+def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
+    p = problem()
+    data, l2, params = p.arrays()
+    counts = np.arange(B) % 3 != 0
+    weights = np.where(counts, p.weights, 0) / p.weights[counts].sum()
+    rows = design.Dense(jnp.asarray(p.x[counts]))
+    some = Data(rows, jnp.asarray(p.labels[counts]), jnp.asarray(weights[counts]))
+    found = evaluated(Data(data.design, data.labels, jnp.asarray(weights)), l2, params)
+    expected = evaluated(some, l2, params)
+    assert float(found.objective) == pytest.approx(float(expected.objective), rel=1e-12)
+    np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
+
+
+def test_examples_of_weight_zero_may_have_inputs_of_any_size():
+    """Where labels are few: their logits overflow, and their probabilities are not numbers."""
+    p = problem(intercept=False)
+    _, l2, params = p.arrays(jnp.float32)
+    params, v = 10 * params, jnp.asarray(p.direction, jnp.float32)
+
+    @jax.jit
+    def all_of_it(data):
+        point = evaluate(data, l2, params, hold=True)
+        numbers = point.objective, point.gradient, point.label_curvature
+        return *numbers, product(data, l2, point, v), hessian(data, l2, params)
+
+    x = np.where(p.weights[:, None] > 0, p.x, 3e38)
+    assert not np.all(np.isfinite(p._replace(x=x).data(jnp.float32).logits(params)))
+    zeros = np.where(p.weights[:, None] > 0, p.x, 0)
+    both = (all_of_it(p._replace(x=inputs).data(jnp.float32)) for inputs in (x, zeros))
+    for found, expected in zip(*both, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("labels", "cached_rows", "blocks"), [(64, 50, 1), (65, 50, 3), (65, 74, 3), (65, 75, 1)])
+def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_rows, blocks, monkeypatch):
+    monkeypatch.setattr(design, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(objective, "_CACHED", 65 * cached_rows)
+    assert int(fold(problem().data(), labels, lambda calls, block, _: calls + 1, jnp.zeros((), jnp.int32))) == blocks
+
+
+def test_gradient_sums_to_zero_over_labels_in_float32():
+    p = problem()
+    point = evaluate(*p.arrays(jnp.float32))
+    gradient = point.gradient - p.l2.astype(np.float32) * p.params.astype(np.float32)
+    assert np.max(np.abs(np.sum(gradient, axis=0))) < 1e-7
+
+
+def test_products_with_the_hessian_sum_to_zero_over_labels_in_float32():
+    """A large part of a direction that is the same for all labels leaves its rounding, held back by l2 alone."""
+    p = problem(intercept=False)
+    data, _, params = p.arrays(jnp.float32)
+    no_l2 = jnp.zeros(len(p.l2), jnp.float32)
+    v = jnp.asarray(p.direction + 1e4, jnp.float32)
+    found = np.asarray(product(data, no_l2, evaluate(data, no_l2, params, hold=True), v))
+    assert np.max(np.abs(np.sum(found, axis=0))) < 1e-6 * np.max(np.abs(found))
+
+
+def test_sparse_inputs_are_not_made_dense():
+    sparse = Sparse.from_csr(scipy.sparse.csr_array(np.eye(3)), np.float64)
+    with pytest.raises(TypeError, match="expected Dense inputs; got Sparse"):
+        extended(sparse, 3)
