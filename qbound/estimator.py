@@ -20,9 +20,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
-from qbound.fitting.fit import Fit, Progress, fit
-from qbound.fitting.objective import Data
-from qbound.fitting.results import Result
+from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.phases import Fitted, Progress, minimise
+from qbound.fitting.results import Phase, Result
 from qbound.fitting.stream import Stream, consume, first_stream, rescaled
 from qbound.models.inputs import Dense, Sparse
 from qbound.scikit_learn import arguments as parameters
@@ -160,7 +160,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
         self._set_coefficients(np.asarray(result.params))
         self.n_iter_ = np.array([result.steps], np.int32)
         self.converged_ = result.result == Result.CONVERGED
-        self.history_ = {name: np.array(column) for name, column in _columns(result.history).items()}
+        self.history_ = _columns(result.history)
         if not self.converged_:
             self._warn(result, X.dtype)
         return self
@@ -308,7 +308,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
         penalty[d:] = 0
         return penalty
 
-    def _minimise(self, X, labels, weights, l2: float, start) -> Fit:
+    def _minimise(self, X, labels, weights, l2: float, start) -> Fitted:
         penalty = self._penalty(l2, len(start), X.shape[1], X.dtype)
         is_sparse = scipy.sparse.issparse(X)
         X = _without_unused(X, weights)
@@ -319,9 +319,8 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             x, *rest = jax.device_put((None if is_sparse else X, labels, weights, penalty, start))
             labels, weights, penalty, start = rest
             design = Sparse.from_csr(X, X.dtype) if is_sparse else Dense(x)
-            result = fit(
-                Data(design, labels, weights),
-                penalty,
+            result = minimise(
+                LinearObjective(Data(design, labels, weights), penalty),
                 start,
                 tolerance=float(self.tol),
                 max_steps=int(self.max_iter),
@@ -337,7 +336,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
         self.coef_ = np.ascontiguousarray(params[:, :d])
         self.intercept_ = params[:, d].copy() if self.fit_intercept else np.zeros(len(params), params.dtype)
 
-    def _warn(self, result: Fit, dtype):
+    def _warn(self, result: Fitted, dtype):
         last = result.history[-1]
         advice = {
             Result.STEP_LIMIT: f"Increase max_iter={self.max_iter} or tol",
@@ -346,7 +345,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             Result.NOT_FINITE: "The objective is not finite",
         }[result.result]
         warnings.warn(
-            f"LogisticRegression did not converge: the largest entry of the gradient is {last.gradient:.3g} after "
+            f"LogisticRegression did not converge: the largest entry of the gradient is {last.gradient_norm:.3g} after "
             f"{result.steps} iterations, above tol={self.tol:g}, with an objective of {last.objective:.6g}. {advice}, "
             "or scale the columns of X to similar sizes.",
             ConvergenceWarning,
@@ -389,5 +388,13 @@ def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, n
     return np.pad(x, [(0, more), (0, 0)]), np.pad(labels, (0, more)), np.pad(weights, (0, more))
 
 
-def _columns(history: list[Progress]) -> dict[str, Any]:
-    return dict(zip(Progress._fields, zip(*history, strict=True), strict=True))
+# The names of phases in `history_`.
+_PHASES = {Phase.START: "start", Phase.STOCHASTIC: "stochastic", Phase.QUASI_NEWTON: "quasi_newton", Phase.NEWTON: "mm"}
+
+
+def _columns(history: list[Progress]) -> dict[str, np.ndarray]:
+    """The history as arrays, by the names of `LogisticRegression.history_`."""
+    names = ("objective", "gradient_norm", "seconds", "certified_decrease", "cg_steps")
+    columns = {"phase": np.array([_PHASES[entry.phase] for entry in history])}
+    columns |= {name: np.array([getattr(entry, name) for entry in history]) for name in names}
+    return {name.removesuffix("_norm"): column for name, column in columns.items()}

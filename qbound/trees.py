@@ -12,7 +12,19 @@ from jaxtyping import Array, Bool, Float
 
 from qbound.types import working_dtype
 
-__all__ = ["add", "add_scaled", "all_finite", "cast_like", "dot", "largest", "scale", "size", "widen", "zeros_like"]
+__all__ = [
+    "add",
+    "add_scaled",
+    "all_finite",
+    "cast_like",
+    "dot",
+    "largest",
+    "norm",
+    "scale",
+    "size",
+    "widen",
+    "zeros_like",
+]
 
 
 def dot(a: Any, b: Any) -> Float[Array, ""]:
@@ -57,6 +69,14 @@ def largest(a: Any) -> Float[Array, ""]:
     dtype = working_dtype(*jax.tree.leaves(a))
     leaves = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf), initial=0).astype(dtype), a)
     return jax.tree.reduce(jnp.maximum, leaves)
+
+
+def norm(a: Any) -> Float[Array, ""]:
+    """The Euclidean length, also where squares of entries would overflow or vanish."""
+    unit = largest(a)
+    unit = jnp.where((unit > 0) & jnp.isfinite(unit), unit, 1)
+    scaled = scale(1 / unit, a)
+    return unit * jnp.sqrt(dot(scaled, scaled))
 
 
 def all_finite(a: Any) -> Bool[Array, ""]:

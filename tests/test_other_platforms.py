@@ -19,8 +19,8 @@ import scipy.sparse
 import qbound
 from qbound import compiler, mm
 from qbound.fitting.factors import no_core
-from qbound.fitting.objective import Data
-from qbound.fitting.quasi_newton import no_memory
+from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.quasi_newton import empty_memory
 from qbound.fitting.step import MMOptions
 from qbound.fitting.stochastic import first_iterate
 from qbound.fitting.stream import first_stream
@@ -285,11 +285,12 @@ class Shapes:
         self.data = dense_data(rows, columns, dtype)
         self.columns, self.labels = columns + 1, labels
         self.l2, self.params = shape(columns + 1, dtype=dtype), shape(labels, columns + 1, dtype=dtype)
+        self.objective = objective_of(self.data, self.l2)
         self.number, self.count = shape(dtype=dtype), shape(dtype=jnp.int32)
         self.rows = shape(min(rows, 4000), dtype=jnp.int32)
 
     def factor(self, rank: int | None = None) -> Any:
-        program = PROGRAMS["qbound.fitting.fit._input_factor"]
+        program = PROGRAMS["qbound.fitting.phases._input_factor"]
         return jax.eval_shape(lambda data, rows: program(data, rows, self.columns, rank), self.data, self.rows)
 
     def core(self) -> Any:
@@ -297,7 +298,11 @@ class Shapes:
         return jax.eval_shape(lambda factor: no_core(*sizes, factor), self.factor())
 
     def point(self) -> Any:
-        return jax.eval_shape(PROGRAMS["qbound.fitting.quasi_newton.look"], self.data, self.l2, self.params)
+        return jax.eval_shape(PROGRAMS["qbound.fitting.newton.evaluate"], self.objective, self.params)
+
+
+def objective_of(data: Data, l2: Any) -> LinearObjective:
+    return jax.eval_shape(LinearObjective, data, l2)
 
 
 def dense_data(rows: int, columns: int, dtype: Any = jnp.float32) -> Data:
@@ -317,39 +322,40 @@ def sparse_data(rows: int, columns: int) -> Data:
 MNIST, MANY_LABELS, SMALL, LONG = (60_000, 784, 10), (5000, 300, 700), (1000, 4, 3), (200_000, 4, 3)
 
 
-def advance(sizes: Sizes, solver: str, data: Data | None = None, dtype: Any = jnp.float32) -> Program:
+def newton_step(sizes: Sizes, solver: str, data: Data | None = None, dtype: Any = jnp.float32) -> Program:
     of = Shapes(*sizes, dtype=dtype)
     factors = (of.factor(), of.core()) if solver == "kronecker" else (None, None)
-    arguments = (of.data if data is None else data, of.l2, of.params, *factors, of.number, of.number)
-    return functools.partial(PROGRAMS["qbound.fitting.newton.advance"], solver=solver), arguments
+    objective = of.objective if data is None else objective_of(data, of.l2)
+    arguments = (objective, of.params, *factors, of.number, of.number)
+    return functools.partial(PROGRAMS["qbound.fitting.newton.newton_step"], solver=solver), arguments
 
 
-def descend() -> Program:
+def newton_on_sample() -> Program:
     of = Shapes(*LONG)
-    arguments = (of.data, shape(25_000, dtype=jnp.int32), of.l2, of.params, of.number, of.count)
-    return PROGRAMS["qbound.fitting.newton.descend"], arguments
+    arguments = (of.objective, shape(25_000, dtype=jnp.int32), of.params, of.number, of.count)
+    return PROGRAMS["qbound.fitting.newton.newton_on_sample"], arguments
 
 
-def look(sizes: Sizes) -> Program:
+def evaluate(sizes: Sizes) -> Program:
     of = Shapes(*sizes)
-    return PROGRAMS["qbound.fitting.quasi_newton.look"], (of.data, of.l2, of.params)
+    return PROGRAMS["qbound.fitting.newton.evaluate"], (of.objective, of.params)
 
 
-def walk(dtype: Any = jnp.float32) -> Program:
+def lbfgs_steps(dtype: Any = jnp.float32) -> Program:
     of = Shapes(*MNIST, dtype=dtype)
-    memory = jax.eval_shape(no_memory, of.params)
-    arguments = (of.data, of.l2, of.point(), memory, of.factor(), of.core(), of.number, of.count)
-    return PROGRAMS["qbound.fitting.quasi_newton.walk"], arguments
+    memory = jax.eval_shape(empty_memory, of.params)
+    arguments = (of.objective, of.point(), memory, of.factor(), of.core(), of.number, of.count)
+    return PROGRAMS["qbound.fitting.quasi_newton.lbfgs_steps"], arguments
 
 
 def input_factor(sizes: Sizes, rank: int | None) -> Program:
-    of, program = Shapes(*sizes), PROGRAMS["qbound.fitting.fit._input_factor"]
+    of, program = Shapes(*sizes), PROGRAMS["qbound.fitting.phases._input_factor"]
     return lambda data, rows: program(data, rows, of.columns, rank), (of.data, of.rows)
 
 
-def make_core() -> Program:
+def exact_block() -> Program:
     of = Shapes(*MNIST)
-    return PROGRAMS["qbound.fitting.fit._make_core"], (of.data, of.rows, of.factor(), of.l2, of.params)
+    return PROGRAMS["qbound.fitting.phases._exact_block"], (of.data, of.rows, of.factor(), of.l2, of.params)
 
 
 def epoch() -> Program:
@@ -370,21 +376,21 @@ def rescaled() -> Program:
 
 # For every jitted function of the package.
 FITS: dict[str, dict[str, Callable[[], Program]]] = {
-    "qbound.fitting.newton.advance": {
-        "dense": lambda: advance(SMALL, "dense"),
-        "kronecker": lambda: advance(MNIST, "kronecker"),
-        "many labels": lambda: advance(MANY_LABELS, "diagonal"),
-        "sparse": lambda: advance((40, 20, 4), "diagonal", sparse_data(40, 20)),
+    "qbound.fitting.newton.newton_step": {
+        "dense": lambda: newton_step(SMALL, "dense"),
+        "kronecker": lambda: newton_step(MNIST, "kronecker"),
+        "many labels": lambda: newton_step(MANY_LABELS, "diagonal"),
+        "sparse": lambda: newton_step((40, 20, 4), "diagonal", sparse_data(40, 20)),
     },
-    "qbound.fitting.newton.descend": {"on a sample": descend},
-    "qbound.fitting.quasi_newton.look": {"at MNIST": lambda: look(MNIST), "many labels": lambda: look(MANY_LABELS)},
-    "qbound.fitting.quasi_newton.walk": {"on MNIST": walk},
-    "qbound.fitting.fit._input_factor": {
+    "qbound.fitting.newton.newton_on_sample": {"on a sample": newton_on_sample},
+    "qbound.fitting.newton.evaluate": {"at MNIST": lambda: evaluate(MNIST), "many labels": lambda: evaluate(MANY_LABELS)},
+    "qbound.fitting.quasi_newton.lbfgs_steps": {"on MNIST": lbfgs_steps},
+    "qbound.fitting.phases._input_factor": {
         "all eigenvectors": lambda: input_factor(MNIST, None),
         "leading eigenvectors": lambda: input_factor(MNIST, 128),
         "few inputs": lambda: input_factor(SMALL, 128),
     },
-    "qbound.fitting.fit._make_core": {"of MNIST": make_core},
+    "qbound.fitting.phases._exact_block": {"of MNIST": exact_block},
     "qbound.fitting.stochastic.epoch": {"on MNIST": epoch},
     "qbound.fitting.stream.consume": {
         "a matrix": lambda: consume(20, 10),
@@ -411,7 +417,9 @@ def test_program_needs_no_host_and_rounds_no_product_on_other_platforms(name):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: advance(SMALL, "dense", dtype=jnp.float64), lambda: walk(jnp.float64)], ids=["advance", "walk"]
+    "make",
+    [lambda: newton_step(SMALL, "dense", dtype=jnp.float64), lambda: lbfgs_steps(jnp.float64)],
+    ids=["newton_step", "lbfgs_steps"],
 )
 def test_fits_in_float64_need_no_host_on_gpus(make):
     function, arguments = make()

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from qbound.fitting.block_line import quadratics
+from qbound.fitting.line import quadratics_by_label
 from qbound.fitting.stochastic import LABEL_LIMIT
 from qbound.linalg.dense import times
 
@@ -112,7 +112,7 @@ def curvature_along(
 def bound_quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
     """Of each example u'Mu, with M the curvature of the bound; with many labels, Böhning's."""
     if len(h) <= LABEL_LIMIT:
-        return quadratics(h, u)
+        return quadratics_by_label(h, u)
     return jnp.sum((u - jnp.mean(u, axis=0, keepdims=True)) ** 2, axis=0) / 2
 
 

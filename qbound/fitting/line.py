@@ -1,4 +1,4 @@
-r"""What is known of the objective along a line of parameters, from the logits alone.
+r"""What is known from the logits alone: the loss and its residual, and the objective along a line of parameters.
 
 Along theta - eta s the logits are h - eta u with u = J s, because they are affine in the parameters. Everything here
 then costs O(b n), without a pass over the data. With a = g's, c = s' l2 s, p_j the softmax of h_j, and for example j
@@ -21,41 +21,65 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound.families.softmax import exponential_remainder, local_factor
+from qbound.families.softmax import curvature_weight, exponential_remainder, local_factor, log_partition_bound
 from qbound.models.base import weighted_sum
 from qbound.records import record
 
 __all__ = [
     "Line",
-    "Rows",
+    "LineRows",
     "StepLength",
+    "bound_quadratic",
+    "quadratics_by_label",
     "certified_by_bound",
     "certified_locally",
     "increasing_root",
+    "line_rows",
     "make_line",
-    "make_rows",
+    "softmax_loss",
     "step_length",
 ]
 
-
-# A certified decrease is reduced by so many units of rounding of eta a, to hold in floating point too.
+# A certified decrease is reduced by this many units of rounding of eta a, so that it holds in floating point too.
 _ROUNDING = 32
+# The certified step ends where the slope of the upper bound is this part of the slope at the start. A rough end would
+# stand in the way of fast convergence, and a trial costs O(b) only.
+_ROOT_TOLERANCE = 1e-4
+# The line search ends where the slope of the objective is this part of the slope at the start. A trial costs O(b n).
+_SEARCH_TOLERANCE = 1e-2
+_MAX_TRIALS = 30
+# While no upper limit of a root is known, one trial is at most this many times the one before.
+_GROWTH = 10.0
+# Above this part of Newton's decrease the local certificate is taken without asking the global bound.
+_ENOUGH = 0.5
+# Above this part there is nothing left to search for along the line.
+_NEAR = 0.97
+# Up to this many labels the quadratics of the bound take one label at a time, for all examples at once.
+_FEW_LABELS = 64
 
 
-# The best certified step is where the slope of the upper bound is so small a part of that at the start, and the end of
-# the line search where that of the objective is. The first must not stand in the way of fast convergence; a trial costs
-# it O(b), not O(b n).
-_ROOT_TOLERANCE, _ROOT_TRIALS = 1e-4, 30
-
-
-_SEARCH_TOLERANCE, _SEARCH_TRIALS = 1e-2, 30
+def softmax_loss(
+    logits: Float[Array, "..."], targets: Float[Array, "..."], axis: int
+) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    """The cross entropy of each example, its derivative p - t by the logits, and p, the softmax along `axis`."""
+    t = targets
+    # Measured from what was observed, logits lose no digits of the loss.
+    h = logits - jnp.sum(jnp.where(t == 0, 0, t * logits), axis=axis, keepdims=True)
+    largest = jnp.max(h, axis=axis, keepdims=True)
+    exponentials = jnp.exp(h - largest)
+    total = jnp.sum(exponentials, axis=axis, keepdims=True)
+    p = exponentials / total
+    residual = p - t
+    # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
+    residual = residual - t * jnp.sum(residual, axis=axis, keepdims=True)
+    return jnp.squeeze(largest + jnp.log(total), axis), residual, p
 
 
 @record
-class Rows:
+class LineRows:
     """The logits of examples, and how they change along the line.
 
-    Labels come first: sums over them are then sums of long vectors, on any processor, and not of many short ones.
+    Labels come first: sums over labels are then sums of long vectors, on any processor, and not of many short ones.
     """
 
     weights: Float[Array, " b"]
@@ -99,11 +123,26 @@ class Rows:
         return weighted_sum(self.weights, mean), weighted_sum(self.weights, square - mean**2)
 
 
+def line_rows(weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> LineRows:
+    """Rows from the logits and their displacement, labels first."""
+    removed = logits == -jnp.inf
+    # Both from the same exponentials, which cost more than the rest.
+    shifted = logits - jnp.max(logits, axis=0, keepdims=True)
+    exponentials = jnp.exp(shifted)
+    total = jnp.sum(exponentials, axis=0, keepdims=True)
+    log_p, p = shifted - jnp.log(total), exponentials / total
+    # Centred twice: what rounding leaves of a large constant in u is gone the second time.
+    e = jnp.where(removed, 0, u)
+    for _ in range(2):
+        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=0, keepdims=True))
+    return LineRows(weights=weights, log_p=log_p, p=p, e=e, removed=removed)
+
+
 @record
 class Line:
     """The objective along theta - eta s."""
 
-    rows: Any  # `Rows`, or whatever has its last two methods
+    rows: Any  # `LineRows`, or an object with its methods `remainder` and `moments`
     weights: Float[Array, " b"]
     v: Float[Array, " b"]
     r: Float[Array, " b"]
@@ -115,7 +154,7 @@ class Line:
         return self.a**2 / (2 * (weighted_sum(self.weights, self.v) + self.c))
 
     def decrease(self, eta: Float[Array, ""]) -> Float[Array, ""]:
-        """Of the objective, from 0 to eta.
+        """The decrease of the objective from 0 to eta.
 
         Computed from R, whose terms are all positive, and not from two values of the objective: near the optimum their
         difference is smaller than their rounding errors.
@@ -130,18 +169,11 @@ class Line:
     def search(self, first: Float[Array, ""]) -> Float[Array, ""]:
         """The eta at which the objective is least, by its slope, from a first guess."""
         high = jnp.where(self.c > 0, self.a / self.c, jnp.inf)  # the slope is at least eta c - a
-        eta, _ = increasing_root(
-            self.slope,
-            jnp.minimum(first, high),
-            low=jnp.zeros_like(first),
-            high=high,
-            tolerance=_SEARCH_TOLERANCE * self.a,
-            max_trials=_SEARCH_TRIALS,
-        )
-        return eta
+        first, low = jnp.minimum(first, high), jnp.zeros_like(first)
+        return increasing_root(self.slope, first, low=low, high=high, tolerance=_SEARCH_TOLERANCE * self.a)[0]
 
     def certified(self, eta: Float[Array, ""], excess: Float[Array, ""]) -> Float[Array, ""]:
-        """Eta a less an upper bound of the rest; 0 if nothing is certified."""
+        """The decrease eta a - eta^2 c/2 less an upper bound `excess` of R; 0 if nothing is certified."""
         rounding = _ROUNDING * jnp.finfo(eta.dtype).eps * eta * self.a
         decrease = eta * self.a - eta**2 * self.c / 2 - excess - rounding
         return jnp.where(jnp.isfinite(decrease), jnp.maximum(decrease, 0), 0)
@@ -154,24 +186,45 @@ def make_line(
     a: Float[Array, ""],
     c: Float[Array, ""],
 ) -> Line:
-    """From the logits and their displacement, labels first."""
-    rows = make_rows(weights, logits, u)
+    """The line through logits, with their displacement u, labels first."""
+    rows = line_rows(weights, logits, u)
     return Line(rows=rows, weights=weights, v=rows.variances(), r=rows.radii(), a=a, c=c)
 
 
-def make_rows(weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> Rows:
-    """From the logits and their displacement, labels first."""
-    removed = logits == -jnp.inf
-    # Both from the same exponentials, which cost more than the rest.
-    shifted = logits - jnp.max(logits, axis=0, keepdims=True)
-    exponentials = jnp.exp(shifted)
-    total = jnp.sum(exponentials, axis=0, keepdims=True)
-    log_p, p = shifted - jnp.log(total), exponentials / total
-    # Centred twice: what rounding leaves of a large constant in u is gone the second time.
-    e = jnp.where(removed, 0, u)
-    for _ in range(2):
-        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=0, keepdims=True))
-    return Rows(weights=weights, log_p=log_p, p=p, e=e, removed=removed)
+def bound_quadratic(line: Line) -> Float[Array, ""]:
+    """sum_j w_j u_j'M_j u_j, with M_j the curvature of the global bound and u_j the displacement of logits."""
+
+    def total(rows: LineRows):
+        # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
+        one = lambda h, u: log_partition_bound(h, order="max_first").curvature.quadratic(u)  # noqa: E731
+        of_all = quadratics_by_label if len(rows.p) <= _FEW_LABELS else jax.vmap(one, in_axes=1)
+        return weighted_sum(rows.weights, of_all(rows.log_p, rows.e))
+
+    rows = line.rows
+    return total(rows) if isinstance(rows, LineRows) else rows.sums(total, jnp.zeros_like(line.a))
+
+
+def quadratics_by_label(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
+    """U'Mu = sum_i beta_i (u_i - s_i)^2 of every example, with s_i the mean of u over the labels before i.
+
+    A kernel for few labels: the largest logit comes first, the others as given, one label at a time for all examples
+    at once. It is faster than `vmap`, and faster to compile.
+    """
+    first = jnp.argmax(h, axis=0).astype(jnp.int32)
+    places = first[None, :]
+
+    def add(carry, label):
+        log_z, s, total = carry
+        i, h, u = label
+        is_other = (i != first).astype(h.dtype)
+        rho, step = is_other * (h - log_z), is_other * (u - s)
+        total = total + curvature_weight(rho) * step**2
+        log_z = jnp.where(i == first, log_z, jnp.logaddexp(log_z, h))
+        return (log_z, s + jax.nn.sigmoid(rho) * step, total), None
+
+    start = tuple(jnp.take_along_axis(x, places, axis=0)[0] for x in (h, u))
+    labels = jnp.arange(len(h), dtype=jnp.int32)
+    return jax.lax.scan(add, (*start, jnp.zeros_like(start[0])), (labels, h, u))[0][2]
 
 
 def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array, Array]:
@@ -223,23 +276,14 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     average = mean(v * r) / total
     low, high = with_one_radius(largest), with_one_radius(average)
     low = jnp.minimum(low, high)
-    eta, _ = increasing_root(
-        slope, high, low=low, high=high, tolerance=_ROOT_TOLERANCE * line.a, max_trials=_ROOT_TRIALS
-    )
+    eta, _ = increasing_root(slope, high, low=low, high=high, tolerance=_ROOT_TOLERANCE * line.a)
     excess = eta**2 * mean(v * local_factor(eta * r)) / 2
     return eta, line.certified(eta, jnp.where(eta * largest > limit, jnp.inf, excess))
 
 
 def _largest_exponent(dtype) -> float:
-    """Beyond which a label whose p is too small for its dtype, and so missing from sums, could matter."""
+    """The exponent beyond which a label whose p is too small for its dtype, and missing from sums, could matter."""
     return -0.6 * math.log(jnp.finfo(dtype).tiny)
-
-
-# The root of an increasing function of one number.
-
-
-# The most that one trial may be larger than the one before, while no upper limit is known.
-_GROWTH = 10.0
 
 
 class _Trial(NamedTuple):
@@ -247,7 +291,7 @@ class _Trial(NamedTuple):
     x: Float[Array, ""]
     value: Float[Array, ""]
     low: Float[Array, ""]  # the function is not positive here
-    high: Float[Array, ""]  # nor negative here
+    high: Float[Array, ""]  # the function is not negative here
     next: Float[Array, ""]
 
 
@@ -258,16 +302,16 @@ def increasing_root(
     low: Float[Array, ""],
     high: Float[Array, ""],
     tolerance: Float[Array, ""],
-    max_trials: int,
+    max_trials: int = _MAX_TRIALS,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """X > 0 with |f(x)| <= tolerance, by Newton's method kept between what is known to lie below and above the root.
+    """The root x > 0 of an increasing function, by Newton's method kept between known limits.
 
     Args:
       function: x -> f(x) and its slope; infinite or NaN counts as positive.
       first: the first trial.
       low: a number >= 0 at or below the root.
       high: a number at or above the root; inf if none is known.
-      tolerance: of f.
+      tolerance: the search ends where |f(x)| is at most this.
       max_trials: the most values of f to take.
 
     Returns:
@@ -281,7 +325,7 @@ def increasing_root(
         low = jnp.where(value <= 0, x, state.low)
         high = jnp.where(value >= 0, x, state.high)
         newton = x - value / slope
-        # In the middle by ratio where both ends are above 0: a root may be many times smaller than its upper limit.
+        # The middle by ratio where both ends are above 0: a root may be many times smaller than its upper limit.
         middle = jnp.where(low > 0, jnp.sqrt(low) * jnp.sqrt(high), high / 2)
         middle = jnp.where(jnp.isfinite(high), middle, _GROWTH * x)
         inside = (newton > low) & (newton < high) & (newton <= _GROWTH * x)
@@ -295,16 +339,15 @@ def increasing_root(
     return last.x, last.trials
 
 
-# How far to go along a direction: by the better of two certificates, or further by a line search.
-
-
-# The bound is not asked where the local certificate gives so large a part of Newton's decrease, and no search is made
-# where it gives nearly all.
-_ENOUGH, _NEAR = 0.5, 0.97
-
-
 class StepLength(NamedTuple):
-    """A length, what the objective is certified to fall by, what it falls by, and whether the local bound certified."""
+    """How far to go along a direction.
+
+    Attributes:
+      length: what to multiply the direction by.
+      certified: what the objective is certified to fall by.
+      actual: what the objective falls by.
+      local: whether the local certificate won.
+    """
 
     length: Float[Array, ""]
     certified: Float[Array, ""]
@@ -315,14 +358,14 @@ class StepLength(NamedTuple):
 def step_length(
     line: Line, quadratic: Callable[[], Float[Array, ""]], *, is_local: bool, search: bool, eta: Float[Array, ""]
 ) -> StepLength:
-    """The length of a step.
+    """The length of a step: by the better of two certificates, or further by a line search.
 
     Args:
       line: along s.
       quadratic: computes sum_j w_j u_j'M_j u_j, with M_j the curvature of a global bound; called where it is needed.
       is_local: whether the local certificate may win.
       search: whether to look for the minimum along the line.
-      eta: in (0, 2), the step by the global bound in those to its minimum.
+      eta: in (0, 2), how many times as far as its minimum the step by the global bound goes.
     """
 
     def by_bound():
@@ -335,7 +378,7 @@ def step_length(
 
     if is_local:
         local_length, local_certified = certified_locally(line)
-        # Nothing certifies more than Newton's decrease; from a half of it on, the bound is not asked.
+        # Nothing certifies more than Newton's decrease.
         part = local_certified / line.newton_decrease()
         alone = (local_length, local_certified, jnp.array(True))
         length, certified, local = jax.lax.cond(part > _ENOUGH, lambda: alone, by_both)

@@ -1,4 +1,4 @@
-r"""The objective of a linear softmax model, and its derivatives, in blocks of rows.
+r"""The objective of a linear softmax model, its derivatives, and its line along a direction, in blocks of rows.
 
 .. math:: L(W) = \sum_j w_j [\log Z_j - h_{j y_j}] + \tfrac12 \sum_{ki} \lambda_i W_{ki}^2, \qquad h_j = W x_j
 
@@ -8,60 +8,59 @@ first: sums over labels are then sums of long vectors.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from qbound import trees
+from qbound.fitting.line import Line, LineRows, line_rows, make_line, softmax_loss
 from qbound.linalg.dense import times
 from qbound.models.base import weighted_sum
 from qbound.models.inputs import Dense, Design
-from qbound.records import record
+from qbound.records import record, static
 
 __all__ = [
     "Data",
-    "Point",
+    "LinearObjective",
+    "LinearPoint",
+    "Norm",
     "centred",
     "contrasts",
-    "diagonal",
-    "evaluate",
     "extended",
     "fold",
-    "hessian",
     "hessian_of_loss",
+    "line_along",
     "one_hot",
-    "product",
     "sample",
 ]
 
+# How the size of a gradient is measured: by its largest absolute entry, or by its Euclidean length.
+Norm = Literal["largest", "euclidean"]
 
-# The most probabilities of all examples to hold; else every product makes them anew.
+# Probabilities, or the logits of a line, of all examples are held up to this many; else they are made anew when needed.
 _HELD = 1 << 22
-
-
-# The most logits of a block; and of one with many labels, so that the cache holds them, unless all are twice as many at
-# most: a block must be long enough to be divided among cores.
-_BLOCK, _CACHED = 1 << 22, 1 << 20
-
-
-# Up to so many labels the mean label curvature is a matrix, beyond only its diagonal: to form and factorise it takes
-# longer than the steps that it saves.
+# A block has at most this many logits.
+_BLOCK = 1 << 22
+# With many labels a block has at most this many, so that the cache holds them; unless all blocks together have no more
+# than twice as many, since a block must be long enough to be divided among cores.
+_CACHED = 1 << 20
+# Up to this many labels the mean label curvature is a matrix. Beyond, it takes longer to form and factorise than the
+# steps that it saves, and only its diagonal is kept.
 _MATRIX_LIMIT = 64
-
-
-# It is estimated from so many examples, or up to twice as many: it only serves as a preconditioner.
+# The label curvature is estimated from this many examples, or up to twice as many: it only serves as a preconditioner.
 _CURVATURE_ROWS = 2000
 
 
 @record
 class Data:
-    """Examples."""
+    """Examples: their inputs, labels and weights."""
 
     design: Design
     labels: Int[Array, " b"]
-    weights: Float[Array, " b"]  # of sum 1
+    weights: Float[Array, " b"]  # they sum to 1
 
     def logits(self, v: Float[Array, "n e"]) -> Float[Array, "n b"]:
         """V X'."""
@@ -79,7 +78,7 @@ class Data:
     def pull_back_residuals(
         self, others: Float[Array, "n b"], rest: Float[Array, " b"], inputs: int
     ) -> Float[Array, "n e"]:
-        """`pull_back` of rows that are 0 where the label of each example is, and shall be minus `rest` there."""
+        """As `pull_back`, of rows given by `others`, which are 0 at the label of each example, and -`rest` there."""
         w, labels = self.weights, self.labels
         product = self.design.residuals(w, others, rest, labels)
         if inputs == product.shape[1]:
@@ -89,7 +88,7 @@ class Data:
 
 
 def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
-    """Some of the rows of dense inputs, with weights that sum to 1 again; what has no weight is 0."""
+    """Some of the rows of dense inputs, with weights that sum to 1 again; inputs of weight 0 become 0."""
     if not isinstance(data.design, Dense):
         raise TypeError(f"data: expected Dense inputs; got {type(data.design).__name__}")
     weights = data.weights[rows].astype(dtype)
@@ -101,9 +100,9 @@ def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
 def fold(
     data: Data, labels: int, function: Callable[[Any, Data, Array], Any], carry: Any, *, cached: bool = True
 ) -> Any:
-    """`carry = function(carry, block, start)` for every block of rows; those seen before have a weight of 0.
+    """`carry = function(carry, block, start)` for every block of rows; rows of a block seen before have weight 0.
 
-    Blocks have no more logits than the cache where labels are many, unless that is not asked for.
+    With `cached`, blocks of many labels have no more logits than the cache holds.
     """
     b = data.design.shape()[0]
     is_cached = cached and labels > _MATRIX_LIMIT and b * labels > 2 * _CACHED
@@ -124,14 +123,14 @@ def fold(
     return jax.lax.fori_loop(0, -(-b // size), one, carry)
 
 
-class Point(NamedTuple):
+class LinearPoint(NamedTuple):
     """The objective at some parameters.
 
     Attributes:
       params: W.
       objective: L.
-      gradient: of L.
-      size: the largest absolute entry of the gradient.
+      gradient: the gradient of L.
+      gradient_norm: its size, in the norm of the objective.
       label_curvature: the mean of diag(p) - pp', or its diagonal where there are many labels; of many examples, an
         estimate.
       probabilities: p of all examples; None where there are too many.
@@ -140,34 +139,137 @@ class Point(NamedTuple):
     params: Float[Array, "n e"]
     objective: Float[Array, ""]
     gradient: Float[Array, "n e"]
-    size: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
     label_curvature: Float[Array, "..."]
     probabilities: Float[Array, "n b"] | None = None
 
 
-def evaluate(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"], *, hold: bool = False) -> Point:
-    """One pass over the data; with `hold`, its probabilities are kept unless they are too many."""
-    n, e = params.shape
-    b = data.labels.size
-    is_matrix, is_held = n <= _MATRIX_LIMIT, hold and n * b <= _HELD
-    one_block = _few_labels if n <= _MATRIX_LIMIT else _many_labels
-    apart = max(1, b // _CURVATURE_ROWS)
+@record
+class LinearObjective:
+    """L for given data and l2, and how the size of its gradient is measured."""
 
-    def add(carry, block: Data, start):
-        loss, gradient, curvature, held = carry
-        more_loss, more_gradient, p = one_block(block, params)
-        curvature += _label_curvature(p, block.weights, is_matrix, apart)
-        if held is not None:
-            held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (jnp.zeros_like(start), start))
-        return loss + more_loss, gradient + more_gradient, curvature, held
+    data: Data
+    l2: Float[Array, " e"]
+    norm: Norm = static(default="largest")
 
-    zero = jnp.zeros((), params.dtype)
-    curvature = jnp.zeros((n, n) if is_matrix else (n,), params.dtype)
-    held = jnp.zeros((n, b), params.dtype) if is_held else None
-    loss, gradient, curvature, held = fold(data, n, add, (zero, jnp.zeros_like(params), curvature, held))
-    gradient = centred(gradient) + l2[None, :] * params
-    objective = loss + jnp.sum(l2[None, :] * params**2) / 2
-    return Point(params, objective, gradient, jnp.max(jnp.abs(gradient)), curvature, held)
+    def evaluate(self, params: Float[Array, "n e"], *, hold: bool = False) -> LinearPoint:
+        """One pass over the data; with `hold`, its probabilities are kept unless they are too many."""
+        data, (n, _), b = self.data, params.shape, self.data.labels.size
+        is_matrix, is_held = n <= _MATRIX_LIMIT, hold and n * b <= _HELD
+        one_block = _few_labels if n <= _MATRIX_LIMIT else _many_labels
+        stride = max(1, b // _CURVATURE_ROWS)
+
+        def add(carry, block: Data, start):
+            loss, gradient, curvature, held = carry
+            more_loss, more_gradient, p = one_block(block, params)
+            curvature += _label_curvature(p, block.weights, is_matrix, stride)
+            if held is not None:
+                zero = jnp.zeros_like(start)
+                held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (zero, start))
+            return loss + more_loss, gradient + more_gradient, curvature, held
+
+        zero = jnp.zeros((), params.dtype)
+        curvature = jnp.zeros((n, n) if is_matrix else (n,), params.dtype)
+        held = jnp.zeros((n, b), params.dtype) if is_held else None
+        loss, gradient, curvature, held = fold(data, n, add, (zero, jnp.zeros_like(params), curvature, held))
+        gradient = centred(gradient) + self.l2[None, :] * params
+        objective = loss + jnp.sum(self.l2[None, :] * params**2) / 2
+        size = jnp.max(jnp.abs(gradient)) if self.norm == "largest" else trees.norm(gradient)
+        return LinearPoint(params, objective, gradient, size, curvature, held)
+
+    def hessian_product(self, point: LinearPoint, v: Float[Array, "n e"]) -> Float[Array, "n e"]:
+        """The Hessian at a point times v; one pass over the data."""
+        (n, e), held = v.shape, point.probabilities
+
+        def add(total, block: Data, start):
+            if held is None:
+                # Logits and their displacements in one product, for one reading of the inputs.
+                logits = block.logits(jnp.concatenate([point.params, v]))
+                p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
+            else:
+                size, zero = block.labels.size, jnp.zeros_like(start)
+                p = held if size == held.shape[1] else jax.lax.dynamic_slice(held, (zero, start), (n, size))
+                u = block.logits(v)
+            return total + block.pull_back(p * (u - jnp.sum(p * u, axis=0, keepdims=True)), e)
+
+        labels = 2 * n if held is None else n
+        return centred(fold(self.data, labels, add, jnp.zeros_like(v))) + self.l2[None, :] * v
+
+    def hessian_diagonal(self, params: Float[Array, "n e"]) -> Float[Array, "n e"]:
+        """The diagonal of the Hessian."""
+        n, e = params.shape
+
+        def add(total, block: Data, _):
+            p = jax.nn.softmax(block.logits(params), axis=0)
+            return total + Data(block.design.squared(), block.labels, block.weights).pull_back(p * (1 - p), e)
+
+        return fold(self.data, n, add, jnp.zeros_like(params)) + self.l2[None, :]
+
+    def hessian(self, params: Float[Array, "n e"]) -> Float[Array, "k k"]:
+        """The Hessian in coordinates Z (m, e), m = n - 1, of W = Q Z, whose columns span what sums to 0 over labels."""
+        e = params.shape[1]
+        matrix = hessian_of_loss(self.data, params, lambda block: extended(block.design, e), e)
+        return matrix + jnp.diag(jnp.tile(self.l2, len(params) - 1))
+
+    def line(self, point: LinearPoint, direction: Float[Array, "n e"]) -> Line:
+        """The line along W - eta s from a point."""
+        slope, penalty = jnp.sum(point.gradient * direction), jnp.sum(self.l2[None, :] * direction**2)
+        return line_along(self.data, point.params, direction, slope, penalty)
+
+
+def line_along(
+    data: Data, params: Float[Array, "n e"], direction: Float[Array, "n e"], a: Float[Array, ""], c: Float[Array, ""]
+) -> Line:
+    """The line along W - eta s, with a = g's and c = s' l2 s; half a pass over the data, as is every sum of it."""
+    rows = BlockRows(data, params, direction)
+    b = data.design.shape()[0]
+    if b * len(params) <= _HELD:
+        return make_line(data.weights, *rows.logits(data), a, c)
+
+    def enter(carry, block, start):
+        v, r = carry
+        here = line_rows(block.weights, *rows.logits(block))
+        # Rows of weight 0 in a block may have been entered by the one before.
+        keep = block.weights > 0
+        return tuple(
+            jax.lax.dynamic_update_slice(
+                old, jnp.where(keep, new, jax.lax.dynamic_slice(old, (start,), (len(new),))), (start,)
+            )
+            for old, new in ((v, here.variances()), (r, here.radii()))
+        )
+
+    zeros = jnp.zeros(b, params.dtype)
+    v, r = fold(data, 2 * len(params), enter, (zeros, zeros))
+    return Line(rows=rows, weights=data.weights, v=v, r=r, a=a, c=c)
+
+
+@record
+class BlockRows:
+    """The rows of a line, made anew, block by block, whenever they are asked."""
+
+    data: Data
+    params: Float[Array, "n e"]
+    direction: Float[Array, "n e"]
+
+    def sums(self, function: Callable[[LineRows], Any], zeros: Any) -> Any:
+        """The sum over blocks of a function of their rows."""
+
+        def add(total, block, _):
+            return jax.tree.map(jnp.add, total, function(line_rows(block.weights, *self.logits(block))))
+
+        return fold(self.data, 2 * len(self.params), add, zeros)
+
+    def logits(self, block: Data) -> tuple[Float[Array, "n b"], Float[Array, "n b"]]:
+        """The logits of one block, and their displacement."""
+        n = len(self.params)
+        both = block.logits(jnp.concatenate([self.params, self.direction]))
+        return both[:n], both[n:]
+
+    def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
+        return self.sums(lambda rows: rows.remainder(eta), jnp.zeros_like(eta))
+
+    def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return self.sums(lambda rows: rows.moments(eta), (jnp.zeros_like(eta), jnp.zeros_like(eta)))
 
 
 _OfBlock = tuple[Float[Array, ""], Float[Array, "n e"], Float[Array, "n b"]]
@@ -176,22 +278,12 @@ _OfBlock = tuple[Float[Array, ""], Float[Array, "n e"], Float[Array, "n b"]]
 def _few_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
     """The loss of a block of rows, its gradient, and the probabilities."""
     n, e = params.shape
-    t = one_hot(block.labels, n, params.dtype)
-    h = block.logits(params)
-    # Measured from what was observed, logits lose no digits of the loss.
-    h = h - jnp.sum(t * h, axis=0, keepdims=True)
-    largest = jnp.max(h, axis=0, keepdims=True)
-    exponentials = jnp.exp(h - largest)
-    total = jnp.sum(exponentials, axis=0, keepdims=True)
-    p = exponentials / total
-    loss = weighted_sum(block.weights, (largest + jnp.log(total))[0])
-    d = p - t
-    # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
-    return loss, block.pull_back(d - t * jnp.sum(d, axis=0, keepdims=True), e), p
+    loss, residual, p = softmax_loss(block.logits(params), one_hot(block.labels, n, params.dtype), axis=0)
+    return weighted_sum(block.weights, loss), block.pull_back(residual, e), p
 
 
 def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
-    """The same, in fewer operations on arrays of logits, which take most of the time where labels are many.
+    """A kernel for many labels: the same in fewer operations on arrays of logits, which take most of the time.
 
     What was observed has its own terms, one for each example, and sums over the other labels are a product.
     """
@@ -212,15 +304,15 @@ def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
 
 
 def _label_curvature(
-    p: Float[Array, "n b"], weights: Float[Array, " b"], is_matrix: bool, apart: int
+    p: Float[Array, "n b"], weights: Float[Array, " b"], is_matrix: bool, stride: int
 ) -> Float[Array, "..."]:
-    """The sum of w (diag(p) - pp'), or of its diagonal; estimated from some examples, at so large a distance."""
-    some, w = p[:, ::apart], weights[::apart]
-    if apart > 1:
+    """The sum of w (diag(p) - pp'), or of its diagonal; estimated from every example at a distance of `stride`."""
+    some, w = p[:, ::stride], weights[::stride]
+    if stride > 1:
         # Of weight 0, they are as good as any others to guess from.
         total = jnp.sum(w)
         w = jnp.sum(weights) * jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / len(w))
-    # Those of no weight may not be numbers.
+    # The probabilities of examples without weight may not be numbers.
     some = jnp.where(w[None, :] == 0, 0, some)
     weighted = w[None, :] * some
     if is_matrix:
@@ -238,57 +330,16 @@ def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
     return v - jnp.mean(v, axis=0, keepdims=True)
 
 
-def product(data: Data, l2: Float[Array, " e"], point: Point, v: Float[Array, "n e"]) -> Array:
-    """The Hessian at a point times v; one pass over the data."""
-    n, e = v.shape
-    held = point.probabilities
-
-    def add(total, block: Data, start):
-        if held is not None:
-            size = block.labels.size
-            p = (
-                held
-                if size == held.shape[1]
-                else jax.lax.dynamic_slice(held, (jnp.zeros_like(start), start), (n, size))
-            )
-            u = block.logits(v)
-        else:
-            # Logits and their displacements in one product, for one reading of the inputs.
-            logits = block.logits(jnp.concatenate([point.params, v]))
-            p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
-        return total + block.pull_back(p * (u - jnp.sum(p * u, axis=0, keepdims=True)), e)
-
-    return centred(fold(data, n if held is not None else 2 * n, add, jnp.zeros_like(v))) + l2[None, :] * v
-
-
-def diagonal(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "n e"]:
-    """Of the Hessian."""
-    n, e = params.shape
-
-    def add(total, block: Data, _):
-        p = jax.nn.softmax(block.logits(params), axis=0)
-        return total + Data(block.design.squared(), block.labels, block.weights).pull_back(p * (1 - p), e)
-
-    return fold(data, n, add, jnp.zeros_like(params)) + l2[None, :]
-
-
-def hessian(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Float[Array, "k k"]:
-    """The Hessian in coordinates Z (m, e), m = n - 1, of W = Q Z, whose columns span what sums to 0 over labels."""
-    e = params.shape[1]
-    matrix = hessian_of_loss(data, params, lambda block: extended(block.design, e), e)
-    return matrix + jnp.diag(jnp.tile(l2, len(params) - 1))
-
-
 def hessian_of_loss(
     data: Data, params: Float[Array, "n e"], coordinates: Callable[[Data], Float[Array, "b r"]], r: int
 ) -> Float[Array, "k k"]:
-    """That of the loss, in coordinates Z (m, r) for which the logits of an example change by Q Z y.
+    """The Hessian of the loss in coordinates Z (m, r) for which the logits of an example change by Q Z y.
 
     Args:
       data: the examples.
       params: W.
       coordinates: gives y for the examples of a block.
-      r: how many there are.
+      r: how many coordinates there are.
     """
     n, m = len(params), len(params) - 1
     q = contrasts(n, params.dtype)

@@ -21,40 +21,35 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import compiler
 from qbound.fitting.factors import Core, InputFactor, label_factor, solve
-from qbound.fitting.objective import Data, Point, centred, evaluate
+from qbound.fitting.objective import LinearObjective, LinearPoint
+from qbound.fitting.step import has_gained, rounding_of
 from qbound.linalg.dense import times
 
-__all__ = ["Memory", "Walk", "look", "no_memory", "walk"]
+__all__ = ["LbfgsMemory", "LbfgsSteps", "empty_memory", "lbfgs_steps"]
 
-
-# How many steps to remember.
+# How many steps are remembered.
 _MEMORY = 10
-
-
-# Added to the preconditioner, in its mean eigenvalues.
+# The damping of the preconditioner, in its mean eigenvalues.
 _RELATIVE_DAMPING = 5e-4
-
-
-# A step is taken if the objective does not rise by more than so many units of its rounding, and its slope at the end,
-# uphill, is at most so large a part of that at the start (Hager and Zhang 2005): rounding hides differences of the
-# objective long before those of slopes. Else shorter ones are tried, so many at most, each by a factor in between.
-_NOISE, _STEEPEST, _TRIALS, _SHORTEST, _LONGEST = 4, 0.8, 10, 0.1, 0.5
-
-
-# Steps have stalled after so many in which the gradient did not fall below so large a part of its least value, nor the
-# objective by more than its noise.
-_PATIENCE, _PROGRESS = 5, 0.9
-
+# A step is taken if the objective does not rise beyond rounding, and its slope at the end, uphill, is at most this part
+# of that at the start (Hager and Zhang 2005): rounding hides differences of the objective long before those of slopes.
+_STEEPEST = 0.8
+# Otherwise shorter steps are tried, at most this many.
+_TRIALS = 10
+# A trial is shorter than the one before by a factor between these two.
+_SHORTEST, _LONGEST = 0.1, 0.5
+# The steps have stalled after this many without a gain.
+_PATIENCE = 5
 
 _Precondition = Callable[[Float[Array, "n e"]], Float[Array, "n e"]]
 
 
-class Memory(NamedTuple):
-    """Of the last steps.
+class LbfgsMemory(NamedTuple):
+    """What is remembered of the last steps.
 
     Attributes:
       steps: S, the oldest first; zeros where there is none yet.
-      changes: Y.
+      changes: Y, the changes of the gradient.
       scale: gamma.
     """
 
@@ -63,98 +58,90 @@ class Memory(NamedTuple):
     scale: Float[Array, ""]
 
 
-class Walk(NamedTuple):
+class LbfgsSteps(NamedTuple):
     """Where steps have led.
 
     Attributes:
-      point: the last one that was taken.
-      memory: for more steps.
-      steps: how many there were.
-      least: of the gradient's largest entry.
-      idle: how many steps ago there was progress.
-      goes_on: whether there was a step to take.
+      point: the last point that was taken.
+      memory: what more steps need.
+      steps: how many steps there were.
+      least: the least gradient norm so far.
+      idle: how many steps ago there was a gain.
+      goes_on: whether there may be more steps.
     """
 
-    point: Point
-    memory: Memory
+    point: LinearPoint
+    memory: LbfgsMemory
     steps: Int[Array, ""]
     least: Float[Array, ""]
     idle: Int[Array, ""]
     goes_on: Bool[Array, ""]
 
 
-def no_memory(params: Float[Array, "n e"]) -> Memory:
-    """Before the first step."""
+def empty_memory(params: Float[Array, "n e"]) -> LbfgsMemory:
+    """The memory before the first step."""
     zeros = np.zeros((_MEMORY, *params.shape), params.dtype)
-    return Memory(*jax.device_put((zeros, zeros, np.ones((), params.dtype))))
+    return LbfgsMemory(*jax.device_put((zeros, zeros, np.ones((), params.dtype))))
 
 
 @compiler.jit
-def look(data: Data, l2: Float[Array, " e"], params: Float[Array, "n e"]) -> Point:
-    """The point to start from."""
-    return evaluate(data, l2, centred(params))
-
-
-@compiler.jit
-def walk(
-    data: Data,
-    l2: Float[Array, " e"],
-    point: Point,
-    memory: Memory,
+def lbfgs_steps(
+    objective: LinearObjective,
+    point: LinearPoint,
+    memory: LbfgsMemory,
     inputs: InputFactor,
     core: Core | None,
     tolerance: Float[Array, ""],
     max_steps: Int[Array, ""],
-) -> Walk:
-    """Steps until the largest entry of the gradient is within a tolerance, or there are none that gain anything.
+) -> LbfgsSteps:
+    """Take steps until the gradient norm is within a tolerance, or no step gains anything.
 
     Args:
-      data: the examples.
-      l2: lambda, for each input.
+      objective: what to minimise.
       point: where to start.
       memory: of the steps before.
       inputs: the factor of inputs.
       core: of the preconditioner, or None.
-      tolerance: of the gradient.
+      tolerance: of the gradient norm.
       max_steps: the most steps to take.
     """
 
-    def unfinished(walk: Walk):
-        return walk.goes_on & (walk.point.size > tolerance) & (walk.steps < max_steps)
+    def unfinished(at: LbfgsSteps):
+        return at.goes_on & (at.point.gradient_norm > tolerance) & (at.steps < max_steps)
 
-    def step(walk: Walk) -> Walk:
-        point = walk.point
+    def step(at: LbfgsSteps) -> LbfgsSteps:
+        point = at.point
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(l2), _RELATIVE_DAMPING, core)
+            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, core)
 
-        s = _direction(walk.memory, point.gradient, precondition)
-        new, _, is_taken = _search(data, l2, point, s)
-        memory = _remember(walk.memory, new.params - point.params, new.gradient - point.gradient, precondition)
-        gains = (new.size < _PROGRESS * walk.least) | (new.objective < point.objective - _noise(point))
-        idle = jnp.where(gains, 0, walk.idle + 1)
-        return Walk(
+        s = lbfgs_direction(at.memory, point.gradient, precondition)
+        new, is_taken = _search(objective, point, s)
+        memory = _remember(at.memory, new.params - point.params, new.gradient - point.gradient, precondition)
+        fall = point.objective - new.objective
+        idle = jnp.where(has_gained(new.gradient_norm, at.least, fall, point.objective), 0, at.idle + 1)
+        return LbfgsSteps(
             point=jax.tree.map(lambda new, old: jnp.where(is_taken, new, old), new, point),
             memory=memory,
-            steps=walk.steps + is_taken.astype(walk.steps.dtype),
-            least=jnp.minimum(walk.least, new.size),
+            steps=at.steps + is_taken.astype(at.steps.dtype),
+            least=jnp.minimum(at.least, new.gradient_norm),
             idle=idle,
             goes_on=is_taken & (idle < _PATIENCE),
         )
 
     zero = jnp.zeros((), jnp.int32)
-    start = Walk(point, memory, zero, point.size, zero, jnp.array(True))
+    start = LbfgsSteps(point, memory, zero, point.gradient_norm, zero, jnp.array(True))
     return jax.lax.while_loop(unfinished, step, start)
 
 
-def _direction(memory: Memory, g: Float[Array, "n e"], precondition: _Precondition) -> Float[Array, "n e"]:
-    """About the solution of H s = g."""
+def lbfgs_direction(memory: LbfgsMemory, g: Float[Array, "n e"], precondition: _Precondition) -> Float[Array, "n e"]:
+    """An approximate solution of H s = g."""
     k = len(memory.steps)
     s, y = memory.steps.reshape(k, -1), memory.changes.reshape(k, -1)
     products = times(s, y.T)
     d = jnp.diag(products)
-    # What is not there yet is zeros, and has no part in the solutions.
+    # Steps that are not there yet are zeros, and have no part in the solutions.
     d = jnp.where(d > 0, d, 1)
     r = jnp.triu(products, 1) + jnp.diag(d)
     a = jax.scipy.linalg.solve_triangular(r, times(s, g.reshape(-1, 1)))
@@ -164,12 +151,11 @@ def _direction(memory: Memory, g: Float[Array, "n e"], precondition: _Preconditi
 
 
 def _search(
-    data: Data, l2: Float[Array, " e"], point: Point, s: Float[Array, "n e"]
-) -> tuple[Point, Int[Array, ""], Bool[Array, ""]]:
-    """The first of W - eta s, eta = 1 and less, that is good enough; how many were tried, and whether one was."""
-    g = point.gradient
-    slope = jnp.sum(g * s)
-    most = point.objective + _noise(point)
+    objective: LinearObjective, point: LinearPoint, s: Float[Array, "n e"]
+) -> tuple[LinearPoint, Bool[Array, ""]]:
+    """The first of W - eta s, eta = 1 and less, that is good enough, and whether there is one."""
+    slope = jnp.sum(point.gradient * s)
+    most = point.objective + rounding_of(point.objective)
 
     def is_searching(carry):
         trials, _, _, is_taken = carry
@@ -177,7 +163,7 @@ def _search(
 
     def one(carry):
         trials, eta, _, _ = carry
-        new = evaluate(data, l2, point.params - eta * s)
+        new = objective.evaluate(point.params - eta * s)
         rise = -jnp.sum(new.gradient * s)
         is_taken = (slope > 0) & (new.objective <= most) & (rise <= _STEEPEST * slope)
         # Where a parabola with these slopes is least.
@@ -185,17 +171,14 @@ def _search(
         return trials + 1, eta * jnp.where(jnp.isfinite(part), part, _SHORTEST), new, is_taken
 
     start = jnp.zeros((), jnp.int32), jnp.ones_like(slope), point, jnp.array(False)
-    trials, _, new, is_taken = jax.lax.while_loop(is_searching, one, start)
-    return new, trials, is_taken
+    _, _, new, is_taken = jax.lax.while_loop(is_searching, one, start)
+    return new, is_taken
 
 
-def _noise(point: Point) -> Float[Array, ""]:
-    """What differences of the objective are not known to."""
-    return _NOISE * jnp.finfo(point.objective.dtype).eps * jnp.abs(point.objective)
-
-
-def _remember(memory: Memory, s: Float[Array, "n e"], y: Float[Array, "n e"], precondition: _Precondition) -> Memory:
-    """The objective is convex: s'y > 0, but for rounding, and then there is nothing to learn from the step."""
+def _remember(
+    memory: LbfgsMemory, s: Float[Array, "n e"], y: Float[Array, "n e"], precondition: _Precondition
+) -> LbfgsMemory:
+    """The memory with one more step. The objective is convex: s'y > 0, unless rounding leaves nothing to learn."""
     sy, yy = jnp.sum(s * y), jnp.sum(y * precondition(y))
     is_usable = (sy > 0) & (yy > 0) & jnp.isfinite(sy / yy)
 
@@ -204,4 +187,4 @@ def _remember(memory: Memory, s: Float[Array, "n e"], y: Float[Array, "n e"], pr
         return kept
 
     scale = jnp.where(is_usable, sy / yy, memory.scale)
-    return Memory(appended(memory.steps, s), appended(memory.changes, y), scale)
+    return LbfgsMemory(appended(memory.steps, s), appended(memory.changes, y), scale)

@@ -5,10 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Certificate", "MMInfo", "MMState", "NotConverged", "Result"]
-
-
-# How a run ended, and the error that says so.
+__all__ = ["Certificate", "FitInfo", "MMInfo", "MMState", "NotConverged", "Phase", "Result", "raise_unless_converged"]
 
 
 class Result(enum.IntEnum):
@@ -27,7 +24,7 @@ class Result(enum.IntEnum):
 
     @property
     def message(self) -> str:
-        """In words."""
+        """The result in words."""
         return _MESSAGES[self]
 
     @property
@@ -81,6 +78,15 @@ class Certificate(enum.IntEnum):
     LOCAL = 2
 
 
+class Phase(enum.IntEnum):
+    """Which phase of a fit an entry of its history belongs to."""
+
+    START = 0
+    STOCHASTIC = 1
+    QUASI_NEWTON = 2
+    NEWTON = 3
+
+
 class NotConverged(RuntimeError):
     """A run that ended without reaching its tolerance; what it found is kept.
 
@@ -90,9 +96,9 @@ class NotConverged(RuntimeError):
       info: the `MMInfo` of the run.
     """
 
-    def __init__(self, result: Result, params: Any, info: Any):
+    def __init__(self, result: Result, params: Any, info: Any, caller: str = "mm.run"):
         super().__init__(
-            f"mm.run: {result.message}. Gradient norm {float(info.gradient_norm):.3g} after {int(info.steps)} steps. "
+            f"{caller}: {result.message}. Gradient norm {float(info.gradient_norm):.3g} after {int(info.steps)} steps. "
             "The parameters are in the attribute `params` of this error; throw=False returns them"
         )
         self.result = result
@@ -100,7 +106,13 @@ class NotConverged(RuntimeError):
         self.info = info
 
 
-# What is carried from step to step, and what is reported.
+def raise_unless_converged(params: Any, info: Any, caller: str) -> None:
+    """Raise `ValueError` for bad values and `NotConverged` for a run that did not reach its tolerance."""
+    result = Result(int(info.result))
+    if result.bad_input or result == Result.NOT_AFFINE:
+        raise ValueError(result.message)
+    if result != Result.CONVERGED:
+        raise NotConverged(result, params, info, caller)
 
 
 class MMState(NamedTuple):
@@ -164,3 +176,39 @@ class MMInfo(NamedTuple):
     steps: Int[Array, "..."]
     result: Int[Array, "..."]
     history: Any = None
+
+
+class FitInfo(NamedTuple):
+    """How a fit went: the fields of `MMInfo`, and two more. Numbers are those of NumPy.
+
+    In `history` an entry is the end of the stochastic phase, a few quasi-Newton steps, or one certified step.
+
+    Attributes:
+      objective: at the parameters found.
+      gradient_norm: the Euclidean length of the gradient there.
+      certificate: of the last entry, a `Certificate`; NONE where nothing is certified.
+      certified_decrease: what the objective was certified to fall by, by all certified steps.
+      actual_decrease: what it fell by.
+      step_length: what the last direction was multiplied by; 0 for an entry of several steps.
+      cg_steps: iterations of CG, of all steps.
+      passes: over the data, as `MMInfo` counts them.
+      steps: steps and epochs taken.
+      result: a `Result`.
+      history: the same for every entry, with an axis of entries; sums are those of the entry alone.
+      phase: of the last entry, a `Phase`.
+      seconds: since the start of the fit; NaN for an entry of a compiled run, which has no clock.
+    """
+
+    objective: Any
+    gradient_norm: Any
+    certificate: Any
+    certified_decrease: Any
+    actual_decrease: Any
+    step_length: Any
+    cg_steps: Any
+    passes: Any
+    steps: Any
+    result: Any
+    history: Any
+    phase: Any
+    seconds: Any

@@ -10,12 +10,19 @@ import numpy as np
 from jax.core import Tracer
 
 from qbound import checks, compiler
-from qbound.fitting.problem import make_problem
-from qbound.fitting.results import Certificate, MMInfo, MMState, NotConverged, Result
-from qbound.fitting.step import Curvatures, MMOptions, Solver, evaluate, first_state, take_step
+from qbound.fitting.results import Certificate, MMInfo, MMState, Result, raise_unless_converged
+from qbound.fitting.step import (
+    Curvatures,
+    DirectionSolver,
+    MMOptions,
+    evaluate,
+    first_state,
+    make_problem,
+    take_step,
+)
 from qbound.types import Order, Scalar, working_dtype
 
-__all__ = ["init", "run", "step"]
+__all__ = ["check_arrays", "checked_function", "checked_params", "init", "run", "step"]
 
 
 Eta = Scalar | Literal["search"]
@@ -39,8 +46,8 @@ def init(
       >>> print(f"{state.objective:.3f}")
       1.099
     """
-    params = _checked_params(params)
-    problem = make_problem(_checked_function(logits_fn), params, inputs, labels, example_weights, l2)
+    params = checked_params(params)
+    problem = make_problem(checked_function(logits_fn), params, inputs, labels, example_weights, l2)
     return first_state(problem, evaluate(problem, logits_fn, inputs, params))
 
 
@@ -56,7 +63,7 @@ def step(
     eta: Eta = "search",
     curvature: Curvatures = "auto",
     order: Order = "max_first",
-    solver: Solver = "auto",
+    solver: DirectionSolver = "auto",
     max_cg_steps: int = 200,
     cg_tolerance: Scalar | None = None,
     precondition: Callable[[Any], Any] | None = None,
@@ -80,7 +87,7 @@ def step(
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     targets = _tolerances(tolerance, cg_tolerance)
-    problem = make_problem(_checked_function(logits_fn), state.params, inputs, labels, example_weights, l2)
+    problem = make_problem(checked_function(logits_fn), state.params, inputs, labels, example_weights, l2)
     state = state._replace(result=_checked_numbers(state, eta, *targets))
     return take_step(problem, logits_fn, inputs, state, options, eta, *targets)
 
@@ -98,7 +105,7 @@ def run(
     eta: Eta = "search",
     curvature: Curvatures = "auto",
     order: Order = "max_first",
-    solver: Solver = "auto",
+    solver: DirectionSolver = "auto",
     max_cg_steps: int = 200,
     cg_tolerance: Scalar | None = None,
     precondition: Callable[[Any], Any] | None = None,
@@ -161,12 +168,12 @@ def run(
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     max_steps = checks.integer("max_steps", max_steps)
-    _check_arrays(inputs, labels, l2, example_weights)
+    check_arrays(inputs, labels, l2, example_weights)
     if callback is not None:
         checks.function("callback", callback)
-    params = _checked_params(params)
+    params = checked_params(params)
     arguments = (params, inputs, labels, l2, example_weights, eta, *_tolerances(tolerance, cg_tolerance))
-    params, info = _run(_checked_function(logits_fn), options, max_steps, callback, *arguments)
+    params, info = _run(checked_function(logits_fn), options, max_steps, callback, *arguments)
     if isinstance(info.result, Tracer):
         if throw:
             raise ValueError("throw: expected False inside jax.jit, jax.vmap and the like, where nothing can be raised")
@@ -175,11 +182,7 @@ def run(
     info = jax.device_get(info)
     info = info._replace(history=jax.tree.map(lambda x: x[: info.steps], info.history))
     if throw:
-        result = Result(int(info.result))
-        if result.bad_input or result == Result.NOT_AFFINE:
-            raise ValueError(result.message)
-        if result != Result.CONVERGED:
-            raise NotConverged(result, params, info)
+        raise_unless_converged(params, info, "mm.run")
     return params, info
 
 
@@ -261,7 +264,7 @@ def _checked_numbers(state: MMState, eta, tolerance, cg_tolerance):
     return jax.lax.select(wrong, jnp.int32(Result.BAD_OPTION), state.result)
 
 
-def _check_arrays(inputs, labels, l2, weights):
+def check_arrays(inputs, labels, l2, weights):
     """By name, before `jax.jit` sees them."""
     for name, tree in {"inputs": inputs, "labels": labels, "l2": l2, "example_weights": weights}.items():
         jax.tree.map(lambda leaf, name=name: leaf if isinstance(leaf, jax.Array) else checks.array(name, leaf), tree)
@@ -275,7 +278,7 @@ def _tolerances(tolerance, cg_tolerance):
     return tolerance, None if cg_tolerance is None else checks.nonnegative("cg_tolerance", _known(cg_tolerance))
 
 
-def _checked_function(logits_fn):
+def checked_function(logits_fn):
     checks.function("logits_fn", logits_fn)
     try:
         hash(logits_fn)
@@ -284,7 +287,7 @@ def _checked_function(logits_fn):
     return logits_fn
 
 
-def _checked_params(params):
+def checked_params(params):
     """All leaves in the widest dtype among them, float32 at least."""
     params = checks.float_tree("params", params)
     if not jax.tree.leaves(params):

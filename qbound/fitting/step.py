@@ -1,4 +1,10 @@
-"""One step: a direction from a curvature, a length from a certificate or a line search, and what became of it."""
+r"""One certified step on a full batch: its direction, its length by a certificate or a search, and what came of it.
+
+.. math:: L(\theta) = \sum_j w_j [\log Z_j(\theta) - t_j^\top h_j(\theta)] + \tfrac12 \sum_i \lambda_i \theta_i^2
+
+with logits h_j affine in the parameters, t_j the probabilities of the labels, and weights w_j that sum to 1. The first
+functions are rules that every full-batch method shares.
+"""
 
 import dataclasses
 import functools
@@ -9,50 +15,199 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
-from qbound import checks, trees
+from qbound import checks, compiler, trees
 from qbound.curvature import Curvature, ModelCurvature
 from qbound.families.classical import bohning_bound, second_order_expansion
 from qbound.families.softmax import log_partition_bound
-from qbound.fitting.line import StepLength, make_line, step_length
-from qbound.fitting.problem import Problem, common_part
+from qbound.fitting.line import StepLength, make_line, softmax_loss, step_length
 from qbound.fitting.results import Certificate, MMInfo, MMState, Result
 from qbound.linalg import cg
 from qbound.linalg.dense import solve_scaled
-from qbound.models.base import BatchMap
+from qbound.models.base import BatchMap, full_weights, logits_shape, normalised, weighted_sum
 from qbound.models.linear import KroneckerMap, linearise
-from qbound.types import Order
+from qbound.records import record
+from qbound.types import Order, Scalar, working_dtype
 
-__all__ = ["Curvatures", "MMOptions", "Solver", "evaluate", "first_state", "take_step"]
-
+__all__ = [
+    "DENSE_LIMIT",
+    "Curvatures",
+    "DirectionSolver",
+    "MMOptions",
+    "Problem",
+    "descent_direction",
+    "evaluate",
+    "first_state",
+    "forcing_tolerance",
+    "has_gained",
+    "is_regulariser",
+    "l2_of_leaves",
+    "make_problem",
+    "rounding_of",
+    "take_step",
+]
 
 Curvatures = Literal["auto", "bound", "bohning", "hessian"]
+DirectionSolver = Literal["auto", "cg", "dense"]
 
-
-Solver = Literal["auto", "cg", "dense"]
-
-
-# The most parameters for which "auto" factorises a matrix: then that is cheaper than the CG steps it saves.
+# Up to this many parameters, to factorise a matrix is cheaper than the CG steps that it saves.
 DENSE_LIMIT = 100
-
-
-# CG stops at a relative residual of sqrt(|g|/|g_0|), at most so much: early steps may be rough, late ones become exact.
+# The largest relative residual at which CG may stop.
 _LOOSEST = 0.5
-
-
-# A run has stalled after so many steps in which the gradient norm found no new least value and no step was certified to
-# decrease the objective by so many units of its rounding. Newton's method makes fast progress or none: only a part of
-# the last least value counts; with a global bound, any new one does.
-_NEWTON_PATIENCE, _PATIENCE, _PROGRESS, _NOISE = 3, 10, 0.9, 4
-
-
-# The objective may rise by so many units of rounding.
+# A step gains if the gradient norm falls below this part of its least value,
+_PROGRESS = 0.9
+# or the objective falls by more than this many units of its rounding.
+_NOISE = 4
+# A run has stalled after this many steps without a gain. Newton's method makes fast progress or none.
+_NEWTON_PATIENCE = 3
+# With a global bound any new least gradient norm is a gain, and progress is slow.
+_PATIENCE = 10
+# The objective may rise by this many units of rounding.
 _ROUNDING = 8
-
-
-# What the rounding of the parameters costs is computed where it could be so large a part of what is certified.
+# What the rounding of the parameters costs is computed where it could be this part of what is certified.
 _NEGLIGIBLE = 0.05
+# How far a row of probabilities may be from a sum of 1.
+_SUM_TOLERANCE = 1e-3
+
+
+def forcing_tolerance(norm: Array, first_norm: Array, tolerance: Array, loosest: float) -> Array:
+    """The relative residual at which CG may stop, for a gradient of this norm.
+
+    sqrt(|g|/|g_0|), at most `loosest`: early directions may be rough, late ones become exact, and convergence is
+    superlinear. But the last step needs to reach `tolerance` and no more.
+    """
+    return jnp.maximum(jnp.minimum(loosest, jnp.sqrt(norm / first_norm)), tolerance / (2 * norm))
+
+
+def descent_direction(s: Any, gradient: Any) -> Any:
+    """`s`, or the gradient where rounding has left no direction along which the objective falls."""
+    usable = trees.all_finite(s) & (trees.dot(gradient, s) > 0)
+    return jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, gradient)
+
+
+def rounding_of(objective: Any, eps: float | None = None) -> Any:
+    """The rounding below which a difference of objectives means nothing; `eps` is that of their dtype."""
+    return _NOISE * (jnp.finfo(objective.dtype).eps if eps is None else eps) * abs(objective)
+
+
+def has_gained(
+    norm: Any, least: Any, fall: Any, objective: Any, progress: Any = _PROGRESS, eps: float | None = None
+) -> Any:
+    """Whether a step has gained anything: in its gradient norm, or in what the objective fell by.
+
+    For arrays, and for Python numbers with the `eps` of the dtype they came from.
+    """
+    return (norm < progress * least) | (fall > rounding_of(objective, eps))
+
+
+@record
+class Problem:
+    """Labels, weights and regulariser, and whether they make sense."""
+
+    targets: Float[Array, "b n"]  # t_j
+    weights: Float[Array, " b"]  # w_j; they sum to 1
+    l2: Any  # a number for each leaf of the parameters
+    verdict: Int[Array, ""]  # a `Result`: UNFINISHED if nothing is wrong
+
+    def mean(self, values: Float[Array, " b"]) -> Float[Array, ""]:
+        """The weighted mean over examples."""
+        return weighted_sum(self.weights, values)
+
+    def value_and_gradient(
+        self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]
+    ) -> tuple[Float[Array, ""], Any]:
+        """L, and J'(w (p - t)) + l2 params."""
+        loss, residual, _ = softmax_loss(logits, self.targets, axis=1)
+        gradient = self.pull_back(linear_map, residual)
+        if isinstance(linear_map, KroneckerMap):
+            # Of large inputs, rounding leaves such a part here too.
+            gradient = jax.tree.map(jnp.subtract, gradient, common_part(gradient))
+        return self.mean(loss) + self.penalty(params, params) / 2, self.damped(gradient, params)
+
+    def pull_back(self, linear_map: BatchMap, rows: Float[Array, "b n"]) -> Any:
+        """J'(w rows)."""
+        w = self.weights[:, None]
+        return linear_map.transpose(jnp.where(w == 0, 0, w * rows))
+
+    def damped(self, product: Any, v: Any) -> Any:
+        """`product` + l2 v."""
+        return jax.tree.map(lambda x, c, v: x + c * v, product, self.l2, v)
+
+    def penalty(self, a: Any, b: Any) -> Float[Array, ""]:
+        """The product a' l2 b."""
+        return trees.dot(a, jax.tree.map(jnp.multiply, self.l2, b))
+
+
+def common_part(tree: Any) -> Any:
+    """The mean over labels, the last axis, of parameters of `qbound.linear_logits`: no probability depends on it."""
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=-1, keepdims=True), tree)
+
+
+def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:
+    """Check the shapes of what was given, and look for values out of range."""
+    compiler.warn_if_wrong()
+    checks.outside_shard_map(params=params, inputs=inputs, labels=labels, example_weights=weights, l2=l2)
+    shape = logits_shape(logits_fn, params, inputs)
+    dtype = working_dtype(*jax.tree.leaves(params))
+    rows = full_weights("example_weights", weights, shape[:-1], dtype).reshape(-1)
+    rows = normalised(rows)
+    targets, fine = _targets(labels, shape, dtype)
+    l2 = l2_of_leaves(l2, params)
+    # The first of these is the one reported, so it is set last.
+    verdict = jnp.asarray(Result.UNFINISHED, jnp.int32)
+    for code, good in (
+        (Result.BAD_LABELS, jnp.all(fine | (rows == 0))),
+        (Result.BAD_WEIGHTS, jnp.all(jnp.isfinite(rows))),
+        (Result.BAD_L2, is_regulariser(l2)),
+    ):
+        verdict = jnp.where(good, verdict, jnp.int32(code))
+    return Problem(targets=targets, weights=rows, l2=l2, verdict=verdict)
+
+
+def _targets(labels, shape, dtype) -> tuple[Array, Array]:
+    """Rows of probabilities, and which of them are right."""
+    labels = checks.array("labels", labels)
+    n = shape[-1]
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+        if labels.shape != shape[:-1]:
+            raise ValueError(
+                f"labels: expected integers of shape {shape[:-1]} for logits of shape {shape}; got shape {labels.shape}"
+            )
+        # Labels of eight bits could not be compared with a larger n.
+        labels = labels.reshape(-1).astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
+        return jax.nn.one_hot(labels, n, dtype=dtype), (labels >= 0) & (labels < n)
+    if not jnp.issubdtype(labels.dtype, jnp.floating):
+        raise TypeError(f"labels: expected integers, or rows of probabilities as floats; got dtype {labels.dtype}")
+    if labels.shape != shape:
+        raise ValueError(
+            f"labels: expected probabilities of shape {shape}, that of the logits; got floats of shape {labels.shape}"
+        )
+    rows = labels.reshape(-1, n).astype(dtype)
+    total = jnp.sum(rows, axis=1)
+    fine = jnp.all(rows >= 0, axis=1) & (jnp.abs(total - 1) <= _SUM_TOLERANCE)
+    return rows / jnp.where(fine, total, 1)[:, None], fine
+
+
+def l2_of_leaves(l2, params):
+    """`l2`, a number or a tree of numbers for the first levels of `params`, as a number for each of its leaves."""
+    try:
+        full = jax.tree.broadcast(l2, params)
+    except ValueError as error:
+        raise ValueError(f"l2: expected a number, or a tree of numbers as params is one; got {l2!r}: {error}") from None
+
+    def number(c: Scalar, leaf):
+        if not checks.is_number(c) and jnp.shape(c) != ():
+            raise ValueError(f"l2: expected a number for each leaf of params; got an array of shape {jnp.shape(c)}")
+        return checks.real_array("l2", c).astype(leaf.dtype)
+
+    return jax.tree.map(number, full, params)
+
+
+def is_regulariser(l2: Any) -> Bool[Array, ""]:
+    """Whether l2 of every leaf is a number >= 0, and some are above 0."""
+    numbers = jnp.stack(jax.tree.leaves(l2))
+    return jnp.all(jnp.isfinite(numbers) & (numbers >= 0)) & jnp.any(numbers > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +217,7 @@ class MMOptions:
     curvature: Curvatures = "auto"
     order: Order = "max_first"
     search: bool = True
-    solver: Solver = "auto"
+    solver: DirectionSolver = "auto"
     max_cg_steps: int = 200
     precondition: Callable[[Any], Any] | None = None
 
@@ -101,7 +256,7 @@ def evaluate(problem: Problem, logits_fn: Callable, inputs: Any, params: Any) ->
     """One pass over the data."""
     logits, linear_map = _linearised(logits_fn, params, inputs)
     objective, gradient = problem.value_and_gradient(linear_map, params, logits)
-    return Point(params, logits, objective, gradient, _norm(gradient))
+    return Point(params, logits, objective, gradient, trees.norm(gradient))
 
 
 def first_state(problem: Problem, point: Point) -> MMState:
@@ -132,8 +287,7 @@ def take_step(
     s = trees.cast_like(s, state.gradient)
     if isinstance(linear_map, KroneckerMap):
         s = _without_rounding_of_the_common_part(problem, s, state.params)
-    usable = trees.all_finite(s) & (trees.dot(state.gradient, s) > 0)
-    s = jax.tree.map(lambda s, g: jnp.where(usable, s, g), s, state.gradient)
+    s = descent_direction(s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
     u = linear_map.forward(s).astype(dtype)
     line = make_line(problem.weights, state.logits.T, u.T, trees.dot(state.gradient, s), problem.penalty(s, s))
@@ -208,9 +362,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
         return _solve(matrix, problem, g), jnp.zeros((), jnp.int32), jnp.ones_like(state.objective)
 
     if cg_tolerance is None:
-        rough = jnp.minimum(_LOOSEST, jnp.sqrt(state.gradient_norm / state.first_norm))
-        # The last step needs to reach the tolerance and no more.
-        cg_tolerance = jnp.maximum(rough, tolerance / (2 * state.gradient_norm))
+        cg_tolerance = forcing_tolerance(state.gradient_norm, state.first_norm, tolerance, _LOOSEST)
 
     def iterate(terms):
         terms = terms()
@@ -282,10 +434,11 @@ def _solve(matrix, problem, g):
 
 
 def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
-    """After an accepted step."""
-    least = point.gradient_norm < jnp.where(newton, _PROGRESS, 1) * state.least_norm
-    visible = certified > _NOISE * jnp.finfo(certified.dtype).eps * jnp.abs(point.objective)
-    since = jnp.where(least | visible, 0, state.steps_since + 1)
+    """The state after an accepted step."""
+    progress = jnp.where(newton, _PROGRESS, 1)
+    gained = has_gained(point.gradient_norm, state.least_norm, certified, point.objective, progress)
+    least = point.gradient_norm < progress * state.least_norm
+    since = jnp.where(gained, 0, state.steps_since + 1)
     patience = jnp.where(newton, _NEWTON_PATIENCE, _PATIENCE)
     return MMState(
         *point,
@@ -324,13 +477,6 @@ def _noise(problem, state: MMState):
     finite = jnp.isfinite(state.logits) & (problem.weights > 0)[:, None]
     largest = jnp.max(jnp.where(finite, jnp.abs(state.logits), 0))
     return _ROUNDING * jnp.finfo(state.objective.dtype).eps * (jnp.abs(state.objective) + largest)
-
-
-def _norm(gradient):
-    size = trees.largest(gradient)
-    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-    unit = trees.scale(1 / size, gradient)
-    return size * jnp.sqrt(trees.dot(unit, unit))
 
 
 def _code(value: Result | Certificate) -> Array:

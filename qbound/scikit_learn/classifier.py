@@ -13,7 +13,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from qbound.fitting.fit import Progress
+from qbound.fitting.phases import Progress
 
 __all__ = ["LinearClassifier", "ProgressBar", "all_or_nothing"]
 
@@ -121,13 +121,13 @@ class ProgressBar:
         """Overwrite it."""
         if not self.shown:
             return
-        self.first = self.first or progress.gradient
+        self.first = self.first or progress.gradient_norm
         way = math.log(self.first / self.tolerance) if 0 < self.tolerance < self.first else 0.0
-        gone = math.log(self.first / progress.gradient) if progress.gradient > 0 else way
+        gone = math.log(self.first / progress.gradient_norm) if progress.gradient_norm > 0 else way
         gone = gone if math.isfinite(gone) else 0.0
         full = round(_WIDTH * min(max(gone / way, 0.0), 1.0)) if way > 0 else _WIDTH
         line = (
-            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {progress.phase:12} {progress.seconds:6.1f} s  objective "
-            f"{progress.objective:.6f}  gradient {progress.gradient:.1e}, tol {self.tolerance:.0e}"
+            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {progress.phase.name.lower():12} {progress.seconds:6.1f} s  objective "
+            f"{progress.objective:.6f}  gradient {progress.gradient_norm:.1e}, tol {self.tolerance:.0e}"
         )
         print(line, end="", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Fits equal to scikit-learn's, and what else the estimator promises."""
 
-import importlib
+import functools
 import pickle
 import warnings
 
@@ -18,7 +18,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from qbound import estimator
 from qbound.estimator import LogisticRegression
+from qbound.fitting.phases import Schedule, minimise
 from tests import reference
 from tests.estimator.problems import TOLERANCE, as_linear_model, assert_same, both, data_set, ours, theirs
 
@@ -388,10 +390,9 @@ def test_history_tells_of_every_step(iris, fitted):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A first phase for few examples."""
-    module = importlib.import_module("qbound.fitting.fit")
-    for name, value in {"_DENSE_LIMIT": 0, "_MIN_BATCHES": 5, "_BATCH": 30, "_LARGE_PASS": 0}.items():
-        monkeypatch.setattr(module, name, value)
-    return module._EPOCHS
+    schedule = Schedule(dense_parameters=0, min_batches=5, batch_size=30, large_pass=0.0)
+    monkeypatch.setattr(estimator, "minimise", functools.partial(minimise, schedule=schedule))
+    return schedule.epochs
 
 
 def test_large_data_have_a_first_phase(iris, fitted, small_batches):

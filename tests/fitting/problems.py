@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from qbound.fitting.objective import Data
+from qbound.fitting.objective import Data, LinearObjective
 from qbound.models.inputs import Dense
 from tests import reference
 
@@ -30,6 +30,9 @@ class Problem(NamedTuple):
     def arrays(self, dtype=jnp.float64):
         """As the functions of the package take them: data, l2, params."""
         return self.data(dtype), jnp.asarray(self.l2, dtype), jnp.asarray(self.params, dtype)
+
+    def objective(self, dtype=jnp.float64, norm="largest"):
+        return LinearObjective(self.data(dtype), jnp.asarray(self.l2, dtype), norm)
 
     def logits(self):
         """At the parameters, and their displacement along the direction."""

@@ -7,7 +7,7 @@ import pytest
 
 from qbound.fitting import factors
 from qbound.fitting.factors import InputFactor, core_size, input_factor, label_factor, make_core, no_core, solve
-from qbound.fitting.objective import Data, evaluate
+from qbound.fitting.objective import Data, LinearObjective
 from qbound.models.inputs import Dense
 from tests import reference
 from tests.fitting.problems import B, problem
@@ -277,7 +277,8 @@ def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkey
     factor = jax.jit(input_factor, static_argnums=2)(data, rows, d)
     # Functions of their own: compiled programs keep the size of the core.
     core = jax.jit(lambda *arguments: make_core(*arguments))(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
-    curvature = label_factor(jax.jit(evaluate)(data, jnp.asarray(l2), jnp.asarray(params)).label_curvature)
+    point = jax.jit(LinearObjective.evaluate)(LinearObjective(data, jnp.asarray(l2)), jnp.asarray(params))
+    curvature = label_factor(point.label_curvature)
     contrasts = np.kron(reference.contrasts(n), np.eye(d))
 
     def condition(core):

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.fitting.block_line import BlockRows, bound_quadratic, line_along
-from qbound.fitting.line import Rows
+from qbound.fitting.line import LineRows, bound_quadratic
+from qbound.fitting.objective import BlockRows, line_along
 from qbound.models import inputs as design
 from tests import reference
 from tests.fitting.problems import problem
 
 ETAS = np.array([1e-3, 0.1, 1.0, 5.0])
-module = importlib.import_module("qbound.fitting.block_line")
+line_module = importlib.import_module("qbound.fitting.line")
+objective_module = importlib.import_module("qbound.fitting.objective")
 
 
 def measured(data, params, direction, a, c):
@@ -29,10 +30,10 @@ def lines(p, monkeypatch):
     """Held, in one block; and made anew, in blocks with a remainder, with the bound example by example."""
     data, _, params = p.arrays()
     arguments = data, params, jnp.asarray(p.direction), jnp.asarray(0.7), jnp.asarray(0.2)
-    assert isinstance(line_along(*arguments).rows, Rows)
+    assert isinstance(line_along(*arguments).rows, LineRows)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
-    monkeypatch.setattr(module, "_HELD", 0)
-    monkeypatch.setattr(module, "_FEW_LABELS", 0)
+    monkeypatch.setattr(objective_module, "_HELD", 0)
+    monkeypatch.setattr(line_module, "_FEW_LABELS", 0)
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
     assert isinstance(line_along(*arguments).rows, BlockRows)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)

@@ -6,8 +6,8 @@ import pytest
 
 from qbound.fitting import objective
 from qbound.fitting.factors import InputFactor
-from qbound.fitting.newton import advance
-from qbound.fitting.objective import Data
+from qbound.fitting.newton import newton_step
+from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.stream import consume, first_stream
 from qbound.models.inputs import Dense
 
@@ -19,27 +19,33 @@ def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def data(rows):
+def like(example, *arrays):
     """Built without its checks, which arrays that do not exist fail."""
-    structure = jax.tree.structure(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1)))
-    return jax.tree.unflatten(structure, [array(rows, D), array(rows, dtype=jnp.int32), array(rows)])
+    return jax.tree.unflatten(jax.tree.structure(example), arrays)
 
 
-DATA, BATCH = data(B), data(419)
-FACTOR = jax.tree.unflatten(
-    jax.tree.structure(InputFactor(jnp.zeros(1), jnp.zeros(1), jnp.zeros((1, 1)))), [array(E), array(E), array(E, E)]
+def data(rows):
+    example = Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1))
+    return like(example, array(rows, D), array(rows, dtype=jnp.int32), array(rows))
+
+
+OBJECTIVE = like(
+    LinearObjective(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.zeros(1)),
+    *jax.tree.leaves(data(B)),
+    array(E),
 )
+FACTOR = like(InputFactor(jnp.zeros(1), jnp.zeros(1), jnp.zeros((1, 1))), array(E), array(E), array(E, E))
 
 
-def advanced(solver):
+def lowered(solver):
     factor = FACTOR if solver == "kronecker" else None
-    return advance.plain.lower(DATA, array(E), array(N, E), factor, None, array(), array(), solver=solver)
+    return newton_step.plain.lower(OBJECTIVE, array(N, E), factor, None, array(), array(), solver=solver)
 
 
 PROGRAMS = {
-    "kronecker": lambda: advanced("kronecker"),
-    "diagonal": lambda: advanced("diagonal"),
-    "stream": lambda: consume.plain.lower(jax.eval_shape(first_stream, array(N, E)), BATCH, array(E)),
+    "kronecker": lambda: lowered("kronecker"),
+    "diagonal": lambda: lowered("diagonal"),
+    "stream": lambda: consume.plain.lower(jax.eval_shape(first_stream, array(N, E)), data(419), array(E)),
 }
 
 

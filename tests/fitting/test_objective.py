@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from qbound.fitting.objective import Data, contrasts, diagonal, evaluate, extended, fold, hessian, product
+from qbound.fitting.objective import Data, LinearObjective, contrasts, extended, fold
 from qbound.models import inputs as design
 from qbound.models.inputs import Sparse
 from tests import reference
@@ -39,12 +39,13 @@ def few(request, monkeypatch):
 
 def evaluated(data, l2, params):
     """By a program of its own: compiled ones keep the sizes that tests change."""
-    return jax.jit(lambda *arguments: evaluate(*arguments))(data, l2, params)
+    return jax.jit(lambda of, params: of.evaluate(params))(LinearObjective(data, l2), params)
 
 
 def pieces(data, l2, params, v):
-    point = evaluate(data, l2, params, hold=True)
-    return point, product(data, l2, point, v), diagonal(data, l2, params)
+    of = LinearObjective(data, l2)
+    point = of.evaluate(params, hold=True)
+    return point, of.hessian_product(point, v), of.hessian_diagonal(params)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
@@ -57,7 +58,7 @@ def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks, few
     value, gradient, matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)
     assert float(point.objective) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
-    assert float(point.size) == pytest.approx(np.max(np.abs(gradient)), rel=1e-10)
+    assert float(point.gradient_norm) == pytest.approx(np.max(np.abs(gradient)), rel=1e-10)
     np.testing.assert_array_equal(point.params, p.params)
     np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
@@ -88,7 +89,7 @@ def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weight
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
 def test_hessian_is_that_in_contrasts_of_labels(intercept, blocks):
     p = problem(intercept)
-    found = jax.jit(lambda *arguments: hessian(*arguments))(*p.arrays())
+    found = jax.jit(lambda of, params: of.hessian(params))(p.objective(), jnp.asarray(p.params))
     matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)[2]
     q = np.kron(reference.contrasts(N), np.eye(len(p.l2)))
     np.testing.assert_allclose(found, q.T @ matrix @ q, rtol=1e-10, atol=1e-13)
@@ -104,9 +105,9 @@ def test_contrasts_are_orthonormal_and_sum_to_zero():
 
 def test_label_curvature_of_many_labels_is_a_diagonal(monkeypatch, blocks):
     p = problem()
-    expected = np.diag(evaluate(*p.arrays()).label_curvature)
+    expected = np.diag(p.objective().evaluate(jnp.asarray(p.params)).label_curvature)
     monkeypatch.setattr(objective, "_MATRIX_LIMIT", N - 1)
-    found = evaluate(*p.arrays()).label_curvature
+    found = p.objective().evaluate(jnp.asarray(p.params)).label_curvature
     assert found.shape == (N,)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -178,9 +179,10 @@ def test_examples_of_weight_zero_may_have_inputs_of_any_size():
 
     @jax.jit
     def all_of_it(data):
-        point = evaluate(data, l2, params, hold=True)
+        of = LinearObjective(data, l2)
+        point = of.evaluate(params, hold=True)
         numbers = point.objective, point.gradient, point.label_curvature
-        return *numbers, product(data, l2, point, v), hessian(data, l2, params)
+        return *numbers, of.hessian_product(point, v), of.hessian(params)
 
     x = np.where(p.weights[:, None] > 0, p.x, 3e38)
     assert not np.all(np.isfinite(p._replace(x=x).data(jnp.float32).logits(params)))
@@ -199,7 +201,7 @@ def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_ro
 
 def test_gradient_sums_to_zero_over_labels_in_float32():
     p = problem()
-    point = evaluate(*p.arrays(jnp.float32))
+    point = p.objective(jnp.float32).evaluate(jnp.asarray(p.params, jnp.float32))
     gradient = point.gradient - p.l2.astype(np.float32) * p.params.astype(np.float32)
     assert np.max(np.abs(np.sum(gradient, axis=0))) < 1e-7
 
@@ -208,9 +210,9 @@ def test_products_with_the_hessian_sum_to_zero_over_labels_in_float32():
     """A large part of a direction that is the same for all labels leaves its rounding, held back by l2 alone."""
     p = problem(intercept=False)
     data, _, params = p.arrays(jnp.float32)
-    no_l2 = jnp.zeros(len(p.l2), jnp.float32)
+    of = LinearObjective(data, jnp.zeros(len(p.l2), jnp.float32))
     v = jnp.asarray(p.direction + 1e4, jnp.float32)
-    found = np.asarray(product(data, no_l2, evaluate(data, no_l2, params, hold=True), v))
+    found = np.asarray(of.hessian_product(of.evaluate(params, hold=True), v))
     assert np.max(np.abs(np.sum(found, axis=0))) < 1e-6 * np.max(np.abs(found))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from qbound.fitting import objective
-from qbound.fitting.objective import Data, diagonal, evaluate, product
+from qbound.fitting.objective import Data, LinearObjective
 from qbound.models.inputs import Sparse
 from tests import reference
 from tests.fitting.problems import problem
@@ -110,11 +110,11 @@ def test_derivatives_are_those_of_dense_inputs(limit, monkeypatch):
     _, l2, params = p.arrays()
 
     @jax.jit
-    def pieces(data, l2, params, v):
-        point = evaluate(data, l2, params)
-        return point, product(data, l2, point, v), diagonal(data, l2, params)
+    def pieces(of, params, v):
+        point = of.evaluate(params)
+        return point, of.hessian_product(point, v), of.hessian_diagonal(params)
 
-    point, hv, diag = pieces(data, l2, params, jnp.asarray(p.direction))
+    point, hv, diag = pieces(LinearObjective(data, l2), params, jnp.asarray(p.direction))
     inputs = reference.with_ones(x)
     value, gradient, matrix = reference.linear_model(inputs, p.labels, p.weights, p.l2, p.params)
     assert float(point.objective) == pytest.approx(value, rel=1e-12)

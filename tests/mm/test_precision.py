@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import qbound
-from qbound import mm
+from qbound import mm, trees
 from qbound.fitting.line import StepLength, make_line
-from qbound.fitting.problem import make_problem
-from qbound.fitting.step import _noise, _norm, _rounded_step, evaluate
+from qbound.fitting.step import _noise, _rounded_step, evaluate, make_problem
 from qbound.models.linear import linearise
 from tests.mm import problems
 
@@ -332,7 +331,7 @@ def test_step_of_which_nothing_is_certified_is_not_taken(monkeypatch):
 
 
 def test_norm_of_a_gradient_that_is_infinite_is_infinite():
-    assert _norm({"weights": jnp.array([1.0, jnp.inf]), "bias": jnp.zeros(2)}) == jnp.inf
+    assert trees.norm({"weights": jnp.array([1.0, jnp.inf]), "bias": jnp.zeros(2)}) == jnp.inf
 
 
 def test_noise_is_a_few_units_of_rounding_of_the_objective_and_the_logits_that_count():

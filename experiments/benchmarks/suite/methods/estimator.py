@@ -11,9 +11,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from experiments.benchmarks.suite.problem import Checkpoint, Problem, Ready, penalty_of_coefficients, to_params
 from qbound.estimator import LogisticRegression
-from qbound.fitting import fit as fitting
-from qbound.fitting.objective import Data
-from qbound.fitting.results import Result
+from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.phases import minimise
+from qbound.fitting.results import Phase, Result
 from qbound.models.inputs import Dense
 
 __all__ = ["estimator", "linear_fit"]
@@ -39,29 +39,32 @@ def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterat
             model.fit(problem.inputs, problem.labels)
             seconds = time.perf_counter() - began
         phases, cg_steps = model.history_["phase"], model.history_["cg_steps"]
-        return _Fitted(seconds, _passes(phases, cg_steps, model.n_iter_[0]), to_params(model.coef_), model.converged_)
+        looks = np.sum(np.isin(phases, ("start", "stochastic")))
+        passes = _passes(looks, model.n_iter_[0], cg_steps, np.sum(phases == "mm"))
+        return _Fitted(seconds, passes, to_params(model.coef_), model.converged_)
 
     return _ladder(problem, fit)
 
 
 def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
-    """The same method without scikit-learn around it: `qbound.linear.fit`, for arrays that are on the device."""
+    """The same method without scikit-learn around it: `minimise`, for arrays that are on the device."""
     del setting
     b, d = problem.inputs.shape
     weights, l2 = np.full(b, 1 / b, np.float32), np.full(d, problem.l2, np.float32)
     start = np.zeros((problem.classes, d), np.float32)
     x, labels, weights, l2, start = jax.device_put((problem.inputs, problem.labels, weights, l2, start))
-    data = Data(Dense(x), labels, weights)
+    objective = LinearObjective(Data(Dense(x), labels, weights), l2)
 
     def fit(tolerance: float, max_steps: int = MAX_STEPS) -> _Fitted:
         rng = np.random.RandomState(seed)
         began = time.perf_counter()
-        found = fitting.fit(data, l2, start, tolerance=tolerance, max_steps=max_steps, rng=rng)
+        found = minimise(objective, start, tolerance=tolerance, max_steps=max_steps, rng=rng)
         params = jax.block_until_ready(found.params)
         seconds = time.perf_counter() - began
         phases, cg_steps = (np.array([getattr(at, name) for at in found.history]) for name in ("phase", "cg_steps"))
-        is_converged = found.result == Result.CONVERGED
-        return _Fitted(seconds, _passes(phases, cg_steps, found.steps), np.asarray(params).T, is_converged)
+        looks = np.sum(np.isin(phases, (Phase.START, Phase.STOCHASTIC)))
+        passes = _passes(looks, found.steps, cg_steps, np.sum(phases == Phase.NEWTON))
+        return _Fitted(seconds, passes, np.asarray(params).T, found.result == Result.CONVERGED)
 
     return _ladder(problem, fit)
 
@@ -84,7 +87,6 @@ def _ladder(problem: Problem, fit: Callable[..., _Fitted]) -> Iterator[Ready | C
             return
 
 
-def _passes(phases: np.ndarray, cg_steps: np.ndarray, steps: int) -> float:
+def _passes(looks: int, steps: int, cg_steps: np.ndarray, newton_steps: int) -> float:
     """One for each epoch, quasi-Newton step, gradient and iteration of CG, half of one for a line of a Newton step."""
-    looks = np.sum((phases == "start") | (phases == "stochastic"))
-    return float(looks + steps + np.sum(cg_steps) + np.sum(phases == "mm") / 2)
+    return float(looks + steps + np.sum(cg_steps) + newton_steps / 2)
