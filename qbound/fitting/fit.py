@@ -1,5 +1,6 @@
 """`qbound.fit`: a softmax model on all its data, by the fastest phases that its structure allows."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from qbound.fitting.phases import Progress, Schedule, minimise
 from qbound.fitting.results import FitInfo, MMInfo, Phase, Result, raise_unless_converged
 from qbound.fitting.run import check_arrays, checked_function, checked_params, run
 from qbound.fitting.step import is_regulariser, l2_of_leaves
-from qbound.models.base import full_weights
+from qbound.models.base import full_weights, logits_shape
 from qbound.models.inputs import Dense, Design, Sparse
 from qbound.models.linear import is_linear_logits, linear_logits
 from qbound.types import Scalar
@@ -85,6 +86,8 @@ def fit(
     tolerance = float(checks.nonnegative("tolerance", tolerance))
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule: expected a qbound.FitSchedule; got {schedule!r}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1; got {seed!r}")
     if callback is not None:
         checks.function("callback", callback)
     is_sparse = isinstance(inputs, Sparse) or hasattr(inputs, "tocsr")
@@ -100,10 +103,14 @@ def fit(
     began = time.perf_counter()
     matrix, objective, verdict = _linear_problem(params, inputs, labels, l2, example_weights)
     if verdict != Result.UNFINISHED:
-        nothing = Progress(Phase.START, np.nan, np.nan, 0, 0.0)
-        info = _info([nothing], verdict, 0.0)
+        info = _summary([Progress(Phase.START, np.nan, np.nan, 0, 0.0)], verdict, 0.0)
     else:
-        entries = None if callback is None else lambda entry: callback(_info([entry], Result.UNFINISHED, entry.seconds))
+
+        def report(entry: Progress):
+            # The start is no entry of the history.
+            if callback is not None and entry.phase != Phase.START:
+                callback(_entry(entry))
+
         found = minimise(
             objective,
             matrix,
@@ -112,10 +119,10 @@ def fit(
             certified=certified,
             schedule=schedule,
             rng=np.random.RandomState(seed),
-            callback=entries,
+            callback=report,
         )
         params = _to_tree(found.params, params)
-        info = _info(found.history, found.result, time.perf_counter() - began)
+        info = _summary(found.history, found.result, time.perf_counter() - began)
     if throw:
         raise_unless_converged(params, info, "fit")
     return params, info
@@ -139,44 +146,59 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
 
     In NumPy, as far as the size of the data goes: nothing is compiled for it.
     """
-    matrix = _to_matrix(params)
-    n, e = matrix.shape
-    dtype = np.dtype(matrix.dtype)
-    design, shape = _design(inputs, dtype)
+    *shape, n = _logits_shape(params, inputs)
+    shape = tuple(shape)
     if labels.shape != shape:
-        raise ValueError(f"labels: expected integers of shape {shape}, as inputs have rows; got shape {labels.shape}")
-    d = design.shape()[1]
-    expected = e - (len(jax.tree.leaves(params)) - 1)
-    if d != expected:
-        raise ValueError(f"inputs: expected {expected} columns, as the weights have rows; got {d}")
+        raise ValueError(f"labels: expected integers of shape {shape}, one for each example; got shape {labels.shape}")
+    matrix = _to_matrix(params)
+    dtype = np.dtype(matrix.dtype)
     labels = np.asarray(labels).reshape(-1)
     w = np.asarray(full_weights("example_weights", weights, shape, dtype)).reshape(-1).astype(np.float64)
-    total = np.sum(w / np.max(w)) * np.max(w) if np.all(w >= 0) and np.max(w) > 0 else np.nan
     l2 = l2_of_leaves(l2, params)
     verdict = Result.UNFINISHED
     if not np.all((w == 0) | ((labels >= 0) & (labels < n))):
         verdict = Result.BAD_LABELS
-    if not np.isfinite(total):
-        verdict = Result.BAD_WEIGHTS
+    if not (np.all(w >= 0) and 0 < np.max(w) < np.inf):
+        verdict, w = Result.BAD_WEIGHTS, np.ones_like(w)
     if not is_regulariser(l2):
         verdict = Result.BAD_L2
-    w = (w / total).astype(dtype)
-    if isinstance(design, Dense) and np.any(w == 0):
-        # Logits and squares of examples that do not count could overflow, and 0 times infinity is not a number.
-        design = Dense(jnp.where(jnp.asarray(w)[:, None] == 0, 0, design.x))
+    # In two steps, so that the sum cannot overflow.
+    w = w / np.max(w)
+    w = (w / np.sum(w)).astype(dtype)
+    # Logits and squares of examples that do not count could overflow, and 0 times infinity is not a number.
+    design = _design(inputs, dtype, w > 0)
+    labels = np.where(w > 0, labels, 0)
+    d = design.shape()[1]
     penalty = np.concatenate([np.full(d if leaf.ndim == 2 else 1, c, dtype) for leaf, c in _weights_first(params, l2)])
     labels, w, penalty = jax.device_put((labels.astype(np.int32), w, penalty))
     return matrix, LinearObjective(Data(design, labels, w), penalty, "euclidean"), verdict
 
 
-def _design(inputs, dtype) -> tuple[Design, tuple[int, ...]]:
-    """Inputs as a design, and the shape of their examples."""
+def _logits_shape(params, inputs) -> tuple[int, ...]:
+    """The shape (..., n) of the logits, after the checks of `linear_logits`."""
     if isinstance(inputs, Sparse):
-        return inputs, (inputs.rows,)
+        inputs = jax.ShapeDtypeStruct(inputs.shape(), jnp.float32)
+    elif hasattr(inputs, "tocsr"):
+        if inputs.dtype.kind not in "biuf":
+            raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
+        inputs = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    return logits_shape(linear_logits, params, inputs)
+
+
+def _design(inputs, dtype, counts: np.ndarray) -> Design:
+    """Inputs as a design, where examples that do not count are 0."""
+    if isinstance(inputs, Sparse):
+        return inputs
     if hasattr(inputs, "tocsr"):
-        return Sparse.from_csr(inputs.tocsr(), dtype), (inputs.shape[0],)
-    inputs = jnp.asarray(inputs)
-    return Dense(inputs.reshape(-1, inputs.shape[-1]).astype(dtype)), inputs.shape[:-1]
+        rows = inputs.tocsr()
+        if not np.all(counts):
+            # A copy: the matrix belongs to the caller.
+            rows = rows.copy()
+            rows.data[np.repeat(~counts, np.diff(rows.indptr))] = 0
+        return Sparse.from_csr(rows, dtype)
+    x = jnp.asarray(inputs)
+    x = x.reshape(-1, x.shape[-1]).astype(dtype)
+    return Dense(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))
 
 
 def _weights_first(*trees: Any) -> list[tuple]:
@@ -195,19 +217,39 @@ def _to_tree(matrix, params):
     return jax.tree.map(lambda leaf: matrix[:, : leaf.shape[0]].T if leaf.ndim == 2 else matrix[:, -1], params)
 
 
-def _info(entries: list[Progress], result: Result, seconds: float) -> FitInfo:
-    """The report of a fit from its entries, of which the first is the start; or of one entry."""
-    last, steps = entries[-1], entries[1:]
-    columns = {name: np.array([getattr(entry, name) for entry in steps]) for name in Progress._fields}
-    history = None
-    if len(entries) > 1:
-        history = FitInfo(**columns, result=np.full(len(steps), Result.UNFINISHED), history=None)
-    sums = {
-        name: np.asarray(sum(getattr(entry, name) for entry in entries))
-        for name in ("certified_decrease", "actual_decrease", "cg_steps", "passes")
+def _entry(entry: Progress) -> FitInfo:
+    """The report of one entry of the history."""
+    return FitInfo(**jax.tree.map(np.asarray, entry._asdict()), result=np.asarray(Result.UNFINISHED), history=None)
+
+
+def _summary(entries: list[Progress], result: Result, seconds: float) -> FitInfo:
+    """The report of a fit from its entries, of which the first is the start."""
+    start, *steps = entries
+    fields = {name: np.asarray(value) for name, value in start._asdict().items()}
+    columns = {
+        name: np.array([getattr(entry, name) for entry in steps], value.dtype) for name, value in fields.items()
     }
-    others = {name: np.asarray(getattr(last, name)) for name in Progress._fields if name not in sums}
-    return FitInfo(**{**others, **sums, "seconds": np.asarray(seconds)}, result=np.asarray(result), history=history)
+    history = FitInfo(**columns, result=np.full(len(steps), Result.UNFINISHED), history=None)
+    last = _entry(entries[-1])._replace(seconds=np.asarray(seconds), result=np.asarray(result), history=history)
+    sums = ("certified_decrease", "actual_decrease", "cg_steps", "passes")
+    return last._replace(**{name: fields[name] + columns[name].sum() for name in sums})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """Tells a callback of a fit about a step. It compares as the callback does: a run is compiled for each other one."""
+
+    callback: Callable[[FitInfo], None]
+
+    def __call__(self, info: MMInfo):
+        self.callback(_as_fit(info))
+
+
+def _as_fit(info: MMInfo) -> FitInfo:
+    """A step of a compiled run, or the whole of it, as a report of a fit."""
+    seconds = np.full_like(info.objective, np.nan, dtype=float)
+    phase = np.where(np.asarray(info.steps) > 0, Phase.NEWTON, Phase.START)
+    return FitInfo(**info._asdict(), phase=phase, seconds=seconds)
 
 
 def _compiled(
@@ -215,15 +257,10 @@ def _compiled(
 ) -> tuple[Any, FitInfo]:
     """The certified steps of `qbound.mm.run`, reported as a fit."""
     began = time.perf_counter()
-
-    def as_fit(info: MMInfo) -> FitInfo:
-        seconds = np.full_like(info.objective, np.nan, dtype=float)
-        return FitInfo(**info._asdict(), phase=np.full_like(info.steps, Phase.NEWTON), seconds=seconds)
-
-    report = None if callback is None else lambda info: callback(as_fit(info))
+    report = None if callback is None else _Report(callback)
     options = {"tolerance": tolerance, "max_steps": max_steps, "callback": report, "throw": False}
     params, found = run(logits_fn, params, inputs, labels, l2=l2, example_weights=weights, **options)
-    info = as_fit(found)._replace(history=as_fit(found.history), seconds=np.asarray(time.perf_counter() - began))
+    info = _as_fit(found)._replace(history=_as_fit(found.history), seconds=np.asarray(time.perf_counter() - began))
     if throw:
         raise_unless_converged(params, info, "fit")
     return params, info

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from qbound import compiler
+from qbound import checks, compiler
 from qbound.fitting.factors import Core, InputFactor, input_factor, make_core, no_core
 from qbound.fitting.newton import NewtonSolver, evaluate, newton_on_sample, newton_step
 from qbound.fitting.objective import LinearObjective, LinearPoint
@@ -84,6 +84,12 @@ class Schedule:
     block_age: int = 20
     stale_cg_steps: int = 15
     patience: int = 3
+
+    def __post_init__(self):
+        for name in ("batch_size", "epochs", "quick_rank", "quick_rows", "moment_rows", "sample_part"):
+            checks.integer(name, getattr(self, name))
+        for name in ("steps_per_look", "block_age", "patience"):
+            checks.integer(name, getattr(self, name))
 
     def solver(self, objective: LinearObjective, labels: int) -> NewtonSolver:
         """How Newton's system is solved."""
@@ -282,7 +288,9 @@ def _certified_steps(
         if not (falls and at.certified > 0 and at.actual > 0):
             return at, Result.STALLED
         journal.steps += 1
-        journal.enter(Phase.NEWTON, new, by=at, passes=1.5 + at.cg_steps)
+        # A matrix counts as one pass, as it does for `qbound.mm`.
+        work = 1 if method.solver == "dense" else at.cg_steps
+        journal.enter(Phase.NEWTON, new, by=at, passes=1.5 + work)
         fall = min(at.certified, at.objective - new.objective)
         idle = 0 if has_gained(new.norm, least, fall, new.objective, eps=eps) else idle + 1
         at, least = new, min(least, new.norm)

@@ -93,7 +93,7 @@ class NotConverged(RuntimeError):
     Attributes:
       result: how it ended.
       params: the best parameters seen.
-      info: the `MMInfo` of the run.
+      info: the `MMInfo` of the run, or the `FitInfo` of the fit.
     """
 
     def __init__(self, result: Result, params: Any, info: Any, caller: str = "mm.run"):

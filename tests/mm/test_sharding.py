@@ -21,9 +21,14 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         found, info = run(*data, jax.device_put(w, NamedSharding(mesh, P())))
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-4)
     assert info.steps == alone.steps > 2
+    with jax.set_mesh(mesh):
+        data = (jax.device_put(a, NamedSharding(mesh, P("d"))) for a in (x, y))
+        found, info = qbound.fit(qbound.linear_logits, jax.device_put(w, NamedSharding(mesh, P())), *data, l2=1e-2)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-4)
+    assert np.all(np.isnan(info.history.seconds))
 """
 
 
-def test_run_is_the_same_with_data_over_two_devices():
+def test_run_and_fit_are_the_same_with_data_over_two_devices():
     result = processes.run("-c", SCRIPT, quick=True, devices=2)
     assert result.returncode == 0, result.stderr
