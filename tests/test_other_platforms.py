@@ -383,7 +383,10 @@ FITS: dict[str, dict[str, Callable[[], Program]]] = {
         "sparse": lambda: newton_step((40, 20, 4), "diagonal", sparse_data(40, 20)),
     },
     "qbound.fitting.newton.newton_on_sample": {"on a sample": newton_on_sample},
-    "qbound.fitting.newton.evaluate": {"at MNIST": lambda: evaluate(MNIST), "many labels": lambda: evaluate(MANY_LABELS)},
+    "qbound.fitting.newton.evaluate": {
+        "at MNIST": lambda: evaluate(MNIST),
+        "many labels": lambda: evaluate(MANY_LABELS),
+    },
     "qbound.fitting.quasi_newton.lbfgs_steps": {"on MNIST": lbfgs_steps},
     "qbound.fitting.phases._input_factor": {
         "all eigenvectors": lambda: input_factor(MNIST, None),

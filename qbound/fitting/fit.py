@@ -92,8 +92,9 @@ def fit(
         checks.function("callback", callback)
     is_sparse = isinstance(inputs, Sparse) or hasattr(inputs, "tocsr")
     check_arrays(None if is_sparse else inputs, labels, l2, example_weights)
-    traced = (params, None if is_sparse else inputs, labels, l2, example_weights)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(traced)):
+    # Under `jax.jit` a new array is traced, whatever was given.
+    arrays = (jnp.zeros(()), params, None if is_sparse else inputs, labels, l2, example_weights)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays)):
         raise ValueError("fit: expected arrays; got a traced one. Inside jax.jit and the like, use qbound.mm.run")
     logits_fn, params = checked_function(logits_fn), checked_params(params)
     compiler.warn_if_wrong()
@@ -226,9 +227,7 @@ def _summary(entries: list[Progress], result: Result, seconds: float) -> FitInfo
     """The report of a fit from its entries, of which the first is the start."""
     start, *steps = entries
     fields = {name: np.asarray(value) for name, value in start._asdict().items()}
-    columns = {
-        name: np.array([getattr(entry, name) for entry in steps], value.dtype) for name, value in fields.items()
-    }
+    columns = {name: np.array([getattr(entry, name) for entry in steps], value.dtype) for name, value in fields.items()}
     history = FitInfo(**columns, result=np.full(len(steps), Result.UNFINISHED), history=None)
     last = _entry(entries[-1])._replace(seconds=np.asarray(seconds), result=np.asarray(result), history=history)
     sums = ("certified_decrease", "actual_decrease", "cg_steps", "passes")
@@ -237,7 +236,10 @@ def _summary(entries: list[Progress], result: Result, seconds: float) -> FitInfo
 
 @dataclasses.dataclass(frozen=True)
 class _Report:
-    """Tells a callback of a fit about a step. It compares as the callback does: a run is compiled for each other one."""
+    """Tells a callback about a step, as the report of a fit.
+
+    It compares as the callback does: a run is compiled anew for every other one.
+    """
 
     callback: Callable[[FitInfo], None]
 

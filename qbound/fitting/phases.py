@@ -1,4 +1,4 @@
-"""Fit a linear softmax model in phases: first progress on batches, steps of one pass, certified steps to a tolerance."""
+"""Fit a linear softmax model in phases: progress on batches, steps of one pass, certified steps to a tolerance."""
 
 import dataclasses
 import math
@@ -43,7 +43,7 @@ class Schedule:
       first_rate: its first learning rate, which decays to 0.
       quick_rank: its factor of inputs has this many eigenvectors,
       quick_rows: from this many rows: the factor of later steps takes longer than an epoch.
-      sample_part: with few parameters the stochastic phase is Newton's method on a sample of 1/`sample_part` of the rows,
+      sample_part: with few parameters the stochastic phase is Newton's method on a sample of the rows, one in so many,
       sample_most: but no more rows than this,
       sample_least: and no fewer than this,
       sample_rows_per_parameter: and no fewer than this for each free parameter; it must be a quarter of all at most.

@@ -279,6 +279,7 @@ def _tolerances(tolerance, cg_tolerance):
 
 
 def checked_function(logits_fn):
+    """The model, which must be a function that `jax.jit` can take for static."""
     checks.function("logits_fn", logits_fn)
     try:
         hash(logits_fn)

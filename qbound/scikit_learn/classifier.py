@@ -127,7 +127,7 @@ class ProgressBar:
         gone = gone if math.isfinite(gone) else 0.0
         full = round(_WIDTH * min(max(gone / way, 0.0), 1.0)) if way > 0 else _WIDTH
         line = (
-            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {progress.phase.name.lower():12} {progress.seconds:6.1f} s  objective "
-            f"{progress.objective:.6f}  gradient {progress.gradient_norm:.1e}, tol {self.tolerance:.0e}"
+            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {progress.phase.name.lower():12} {progress.seconds:6.1f} s  "
+            f"objective {progress.objective:.6f}  gradient {progress.gradient_norm:.1e}, tol {self.tolerance:.0e}"
         )
         print(line, end="", file=sys.stderr, flush=True)

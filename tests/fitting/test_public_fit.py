@@ -407,6 +407,7 @@ TRACED = {
     "l2": lambda v: fit(l2=v),
     "example_weights": lambda v: fit(example_weights=v * W),
     "another model": lambda v: fit(inputs=v * X, logits_fn=tanh_features),
+    "nothing that was given": lambda v: (v, fit()),
 }
 
 
