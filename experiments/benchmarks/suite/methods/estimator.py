@@ -39,8 +39,8 @@ def estimator(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterat
             model.fit(problem.inputs, problem.labels)
             seconds = time.perf_counter() - began
         phases, cg_steps = model.history_["phase"], model.history_["cg_steps"]
-        looks = np.count_nonzero(np.isin(phases, ("start", "stochastic")))
-        passes = _passes(looks, model.n_iter_[0], cg_steps, np.count_nonzero(phases == "mm"))
+        looks = int(np.sum(np.isin(phases, ("start", "stochastic"))))
+        passes = _passes(looks, model.n_iter_[0], cg_steps, int(np.sum(phases == "mm")))
         return _Fitted(seconds, passes, to_params(model.coef_), model.converged_)
 
     return _ladder(problem, fit)
@@ -62,8 +62,8 @@ def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Itera
         params = jax.block_until_ready(found.params)
         seconds = time.perf_counter() - began
         phases, cg_steps = (np.array([getattr(at, name) for at in found.history]) for name in ("phase", "cg_steps"))
-        looks = np.count_nonzero(np.isin(phases, (Phase.START, Phase.STOCHASTIC)))
-        passes = _passes(looks, found.steps, cg_steps, np.count_nonzero(phases == Phase.NEWTON))
+        looks = int(np.sum(np.isin(phases, (Phase.START, Phase.STOCHASTIC))))
+        passes = _passes(looks, found.steps, cg_steps, int(np.sum(phases == Phase.NEWTON)))
         return _Fitted(seconds, passes, np.asarray(params).T, found.result == Result.CONVERGED)
 
     return _ladder(problem, fit)
