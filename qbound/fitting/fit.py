@@ -168,7 +168,6 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
     w = (w / np.sum(w)).astype(dtype)
     # Logits and squares of examples that do not count could overflow, and 0 times infinity is not a number.
     design = _design(inputs, dtype, w > 0)
-    labels = np.where(w > 0, labels, 0)
     d = design.shape()[1]
     penalty = np.concatenate([np.full(d if leaf.ndim == 2 else 1, c, dtype) for leaf, c in _weights_first(params, l2)])
     labels, w, penalty = jax.device_put((labels.astype(np.int32), w, penalty))
