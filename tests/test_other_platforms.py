@@ -465,7 +465,8 @@ def test_every_public_function_is_lowered():
     lowered = {name.split(",")[0] for name in CASES}
     by_program = {id(program): name for name, program in PROGRAMS.items()}
     missing = {name for name, value in public.items() if {name, by_program.get(id(value))}.isdisjoint(lowered)}
-    assert missing == set()
+    # A loop in Python around the programs of fits, which are lowered one by one.
+    assert missing == {"fit"}
 
 
 def test_collector_finds_jitted_functions_once():
