@@ -22,12 +22,12 @@ from sklearn.utils.validation import validate_data
 
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.phases import Fitted, Progress, minimise
-from qbound.fitting.results import Phase, Result
+from qbound.fitting.results import Result
 from qbound.fitting.stream import Stream, consume, first_stream, rescaled
 from qbound.models.inputs import Dense, Sparse
 from qbound.scikit_learn import arguments as parameters
 from qbound.scikit_learn.arguments import Weights, class_weights, equal_weights, sample_weights, weights_of
-from qbound.scikit_learn.classifier import LinearClassifier, ProgressBar, all_or_nothing
+from qbound.scikit_learn.classifier import PHASES, LinearClassifier, ProgressBar, all_or_nothing
 from qbound.scikit_learn.threads import one_thread
 
 __all__ = ["LogisticRegression"]
@@ -388,13 +388,9 @@ def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, n
     return np.pad(x, [(0, more), (0, 0)]), np.pad(labels, (0, more)), np.pad(weights, (0, more))
 
 
-# The names of phases in `history_`.
-_PHASES = {Phase.START: "start", Phase.STOCHASTIC: "stochastic", Phase.QUASI_NEWTON: "quasi_newton", Phase.NEWTON: "mm"}
-
-
 def _columns(history: list[Progress]) -> dict[str, np.ndarray]:
     """The history as arrays, by the names of `LogisticRegression.history_`."""
     names = ("objective", "gradient_norm", "seconds", "certified_decrease", "cg_steps")
-    columns = {"phase": np.array([_PHASES[entry.phase] for entry in history])}
+    columns = {"phase": np.array([PHASES[entry.phase] for entry in history])}
     columns |= {name: np.array([getattr(entry, name) for entry in history]) for name in names}
     return {name.removesuffix("_norm"): column for name, column in columns.items()}

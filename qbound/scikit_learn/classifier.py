@@ -14,8 +14,12 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from qbound.fitting.phases import Progress
+from qbound.fitting.results import Phase
 
-__all__ = ["LinearClassifier", "ProgressBar", "all_or_nothing"]
+__all__ = ["PHASES", "LinearClassifier", "ProgressBar", "all_or_nothing"]
+
+# The names of phases for users, in `history_` and on the screen.
+PHASES = {Phase.START: "start", Phase.STOCHASTIC: "stochastic", Phase.QUASI_NEWTON: "quasi_newton", Phase.NEWTON: "mm"}
 
 
 # What a linear classifier does once it is fitted.
@@ -127,7 +131,7 @@ class ProgressBar:
         gone = gone if math.isfinite(gone) else 0.0
         full = round(_WIDTH * min(max(gone / way, 0.0), 1.0)) if way > 0 else _WIDTH
         line = (
-            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {progress.phase.name.lower():12} {progress.seconds:6.1f} s  "
+            f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {PHASES[progress.phase]:12} {progress.seconds:6.1f} s  "
             f"objective {progress.objective:.6f}  gradient {progress.gradient_norm:.1e}, tol {self.tolerance:.0e}"
         )
         print(line, end="", file=sys.stderr, flush=True)

@@ -133,14 +133,14 @@ def test_signal_in_the_middle_of_a_refit_leaves_the_old_model(monkeypatch):
     """The real thing, while the solver runs."""
     model = LogisticRegression(l2=0.1).fit(X, Y)
     before = model.predict_proba(X)
-    real = estimator_module.fit
+    real = estimator_module.minimise
 
     def interrupted(*arguments, **options):
         result = real(*arguments, **options)
         signal.raise_signal(signal.SIGINT)
         return result
 
-    monkeypatch.setattr(estimator_module, "fit", interrupted)
+    monkeypatch.setattr(estimator_module, "minimise", interrupted)
     # A shell lets what it runs in the background ignore Ctrl-C.
     before_test = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -155,7 +155,7 @@ def test_signal_in_the_middle_of_a_refit_leaves_the_old_model(monkeypatch):
 def test_other_threads_predict_with_the_last_model_while_a_fit_runs(monkeypatch):
     model = LogisticRegression(l2=0.1).fit(X, Y)
     before, seen = model.predict_proba(X), []
-    real = estimator_module.fit
+    real = estimator_module.minimise
 
     def watched(*arguments, **options):
         thread = threading.Thread(target=lambda: seen.append(model.predict_proba(X)))
@@ -163,7 +163,7 @@ def test_other_threads_predict_with_the_last_model_while_a_fit_runs(monkeypatch)
         thread.join()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(estimator_module, "fit", watched)
+    monkeypatch.setattr(estimator_module, "minimise", watched)
     assert refit(model) is model
     np.testing.assert_array_equal(seen[0], before)
     assert model.predict_proba(OTHER_X).shape == (50, 4)
