@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature import Batch, Curvature, Pullback, Scaled, Sum
-from qbound.curvature.combined import weighted_sum
+from qbound.linalg.dense import weighted_sum_of_many
 from qbound.models.base import LinearMap
 from qbound.models.features import as_linear_map
 from qbound.records import record, static
@@ -176,8 +176,8 @@ class QuadraticBound:
         point, lowest = (jax.tree.map(lambda leaf, f=f: f(leaf, axis=0), self.point) for f in (jnp.max, jnp.min))
         weights = weights * _one_if_equal(point, lowest).astype(weights.dtype)
         return QuadraticBound(
-            value=weighted_sum(weights, self.value),
-            grad=weighted_sum(weights, self.grad),
+            value=weighted_sum_of_many(weights, self.value),
+            grad=weighted_sum_of_many(weights, self.grad),
             curvature=Batch(self.curvature, weights),
             point=point,
             radius=None if self.radius is None else jnp.min(self.radius),

@@ -88,3 +88,18 @@ def all_finite(a: Any) -> Bool[Array, ""]:
 def size(a: Any) -> int:
     """The number of entries."""
     return sum(leaf.size for leaf in jax.tree.leaves(a))
+
+
+def weighted(weights: Float[Array, " b"], a: Any) -> Any:
+    """w_j a_j along the first axis of every leaf. A weight of 0 removes its term, even one that is infinite."""
+
+    def leaf(x: Array) -> Array:
+        w = weights.reshape(-1, *(1,) * (x.ndim - 1)).astype(x.dtype)
+        return jnp.asarray(jnp.where(w == 0, 0, w * x))
+
+    return jax.tree.map(leaf, a)
+
+
+def weighted_sum(weights: Float[Array, " b"], values: Float[Array, " b"]) -> Float[Array, ""]:
+    """sum_j w_j values_j, without the terms of weight 0."""
+    return jnp.sum(weighted(weights, values))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.families.orders import PAIRWISE_LIMIT, LeadOrder, PairwiseOrder, SortedOrder, descending_order, lead_order
+from qbound.families.ordered import PAIRWISE_LIMIT, LeadOrder, PairwiseOrder, SortedOrder, descending_order, lead_order
 from tests import reference
 
 

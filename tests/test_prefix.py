@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.families.orders import prefix_sums, suffix_sums
+from qbound.families.ordered import prefix_sums, suffix_sums
 
 SIZES = [1, 2, 31, 32, 33, 128, 129, 1000, 1001, 1024, 5000]
 

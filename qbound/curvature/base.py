@@ -3,12 +3,13 @@
 import abc
 from typing import Any
 
+import jax
 from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.types import Parameters, Scalar
 
-__all__ = ["Curvature"]
+__all__ = ["Curvature", "domain_of"]
 
 
 class Curvature(abc.ABC):
@@ -18,32 +19,58 @@ class Curvature(abc.ABC):
 
     Vectors are trees with the structure of the argument of the bound, one array in the simplest case. Label axes are
     in the caller's order. `dense` and `factor` lay a tree out as one vector, as `jax.flatten_util.ravel_pytree` does.
+
+    The five operations check their arguments and leave the work to a method of the same name with an underscore, which
+    takes them for granted: subclasses define those, and a curvature made of others may call them.
     """
 
     @abc.abstractmethod
     def domain(self) -> Any:
-        """The structure, shapes and dtypes of its vectors, as a tree of `jax.ShapeDtypeStruct`."""
+        """The structure, shapes and dtypes of its vectors, a tree of `jax.ShapeDtypeStruct`; an error for a batch."""
 
-    @abc.abstractmethod
     def mv(self, v: Parameters) -> Parameters:
         """The product C v."""
+        return self._mv(self._vector("v", v))
 
-    @abc.abstractmethod
     def quadratic(self, v: Parameters) -> Float[Array, ""]:
         """The form v'C v: never negative, and cheaper than a product."""
+        return self._quadratic(self._vector("v", v))
 
-    @abc.abstractmethod
     def dense(self) -> Float[Array, "d d"]:
         """C as a matrix."""
+        self.domain()
+        return self._dense()
 
-    @abc.abstractmethod
     def factor(self) -> Float[Array, "r d"]:
         """A matrix R with R'R = C. Rows may be zero, and their number is not promised."""
+        self.domain()
+        return self._factor()
 
-    @abc.abstractmethod
     def solve(self, g: Parameters, damping: Scalar) -> Parameters:
         """The solution s of (C + damping I) s = g, for damping > 0 (NaN for an array that is not)."""
+        return self._solve(self._vector("g", g), checks.positive("damping", damping))
+
+    @abc.abstractmethod
+    def _mv(self, v: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def _quadratic(self, v: Any) -> Array: ...
+
+    @abc.abstractmethod
+    def _dense(self) -> Array: ...
+
+    @abc.abstractmethod
+    def _factor(self) -> Array: ...
+
+    @abc.abstractmethod
+    def _solve(self, g: Any, damping: Scalar) -> Any: ...
 
     def _vector(self, name: str, v: Parameters) -> Any:
         """The argument `name`, which must be a vector of the domain."""
         return checks.matching_tree(name, v, self.domain())
+
+
+def domain_of(array: Array, axes: int) -> jax.ShapeDtypeStruct:
+    """The vectors of a curvature made of an array with `axes` axes, the last of which is theirs."""
+    checks.unbatched("curvature", array, axes)
+    return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)

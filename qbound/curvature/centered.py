@@ -5,12 +5,11 @@ With w = p it is the exact Hessian of log-sum-exp; with w = 1/2 it is Böhning's
 
 from typing import final
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qbound import checks
-from qbound.curvature.base import Curvature
+from qbound import trees
+from qbound.curvature.base import Curvature, domain_of
 from qbound.linalg.dense import safe_sqrt
 from qbound.records import record
 
@@ -25,35 +24,29 @@ class Centered(Curvature):
     weights: Float[Array, " n"]
 
     def domain(self):
-        array = checks.unbatched("curvature", self.weights, 1)
-        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+        return domain_of(self.weights, 1)
 
-    def mv(self, v):
-        return self.weights * self._center(self._vector("v", v))
+    def _mv(self, v):
+        return self.weights * self._center(v)
 
-    def quadratic(self, v):
+    def _quadratic(self, v):
         # A label without weight adds nothing, even one whose square is infinite.
-        squares = self._center(self._vector("v", v)) ** 2
-        known: Array = jnp.where(self.weights == 0, 0, self.weights * squares)  # pyright: ignore[reportAssignmentType]
-        return jnp.sum(known)
+        return trees.weighted_sum(self.weights, self._center(v) ** 2)
 
-    def dense(self):
-        w = checks.unbatched("curvature", self.weights, 1)
-        return jnp.diag(w) - w[:, None] * self._fractions()[None, :]
+    def _dense(self):
+        return jnp.diag(self.weights) - self.weights[:, None] * self._fractions()[None, :]
 
-    def factor(self):
+    def _factor(self):
         # diag(sqrt w) (I - 1 f'), f = w/sum(w).
-        w = checks.unbatched("curvature", self.weights, 1)
-        identity = jnp.eye(w.size, dtype=w.dtype)
-        return safe_sqrt(w)[:, None] * (identity - self._fractions()[None, :])
+        identity = jnp.eye(self.weights.size, dtype=self.weights.dtype)
+        return safe_sqrt(self.weights)[:, None] * (identity - self._fractions()[None, :])
 
-    def solve(self, g, damping):
+    def _solve(self, g, damping):
         # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator
         # sum(w) - sum(w^2/(w + c)) is written as c sum(w/(w + c)), without cancellation.
-        g, c = self._vector("g", g), checks.positive("damping", damping)
-        share = self.weights / (self.weights + c)
-        t = jnp.sum(share * g) / (c * self._or_one(jnp.sum(share)))
-        return (g + self.weights * t) / (self.weights + c)
+        share = self.weights / (self.weights + damping)
+        t = jnp.sum(share * g) / (damping * self._or_one(jnp.sum(share)))
+        return (g + self.weights * t) / (self.weights + damping)
 
     def _center(self, v):
         # Measured from one of its entries, v loses no digits to a constant it may contain.

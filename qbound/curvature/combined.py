@@ -1,18 +1,18 @@
 """Sums of curvatures: a few of any kind, or a batch of one kind with a weight for each."""
 
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from qbound import checks
+from qbound import checks, trees
 from qbound.curvature.base import Curvature
-from qbound.linalg.dense import gram_of_many, safe_sqrt, solve_dense, solve_factored, sum_of_many
+from qbound.linalg.dense import gram_of_many, safe_sqrt, solve_dense, solve_factored, weighted_sum_of_many
 from qbound.records import record
 
-__all__ = ["Batch", "Scaled", "Sum", "weighted_sum"]
+__all__ = ["Batch", "Scaled", "Sum"]
 
 
 @final
@@ -26,21 +26,20 @@ class Scaled(Curvature):
     def domain(self):
         return self.curvature.domain()
 
-    def mv(self, v):
+    def _mv(self, v):
         return jax.tree.map(lambda leaf: self.scale * leaf, self.curvature.mv(v))
 
-    def quadratic(self, v):
+    def _quadratic(self, v):
         return self.scale * self.curvature.quadratic(v)
 
-    def dense(self):
+    def _dense(self):
         return self.scale * self.curvature.dense()
 
-    def factor(self):
+    def _factor(self):
         return safe_sqrt(self.scale) * self.curvature.factor()
 
-    def solve(self, g, damping):
+    def _solve(self, g, damping):
         # (scale C + c I)^-1 g = (C + c/scale I)^-1 g / scale; for scale 0 it is g/c.
-        g, damping = self._vector("g", g), checks.positive("damping", damping)
         scale = jnp.where(self.scale == 0, 1, self.scale)
         solution = self.curvature.solve(g, jnp.asarray(damping, scale.dtype) / scale)
         return jax.tree.map(lambda s, g: jnp.where(self.scale == 0, g / damping, s / scale), solution, g)
@@ -56,20 +55,20 @@ class Sum(Curvature):
     def domain(self):
         return self.terms[0].domain()
 
-    def mv(self, v):
-        return _add_trees(*(term.mv(v) for term in self.terms))
+    def _mv(self, v):
+        return _sum_of(term.mv(v) for term in self.terms)
 
-    def quadratic(self, v):
-        return _add_trees(*(term.quadratic(v) for term in self.terms))
+    def _quadratic(self, v):
+        return _sum_of(term.quadratic(v) for term in self.terms)
 
-    def dense(self):
-        return _add_trees(*(term.dense() for term in self.terms))
+    def _dense(self):
+        return _sum_of(term.dense() for term in self.terms)
 
-    def factor(self):
+    def _factor(self):
         return jnp.concatenate([term.factor() for term in self.terms])
 
-    def solve(self, g, damping):
-        return _solve(self, self._vector("g", g), damping)
+    def _solve(self, g, damping):
+        return _solve_by_smaller_side(self, g, damping)
 
 
 @final
@@ -84,39 +83,24 @@ class Batch(Curvature):
         checks.unbatched("curvature", self.weights, 1)
         return _one_of(self.terms).domain()
 
-    def mv(self, v):
-        v = self._vector("v", v)
-        return weighted_sum(self.weights, jax.vmap(lambda term: term.mv(v))(self.terms))
+    def _mv(self, v):
+        return weighted_sum_of_many(self.weights, jax.vmap(lambda term: term.mv(v))(self.terms))
 
-    def quadratic(self, v):
-        v = self._vector("v", v)
-        return weighted_sum(self.weights, jax.vmap(lambda term: term.quadratic(v))(self.terms))
+    def _quadratic(self, v):
+        return weighted_sum_of_many(self.weights, jax.vmap(lambda term: term.quadratic(v))(self.terms))
 
-    def dense(self):
+    def _dense(self):
         rows, columns = _factor_shape(_one_of(self.terms))
         if rows < columns:
-            return gram_of_many(self.factor())
-        return weighted_sum(self.weights, jax.vmap(lambda term: term.dense())(self.terms))
+            return gram_of_many(self._factor())
+        return weighted_sum_of_many(self.weights, jax.vmap(lambda term: term.dense())(self.terms))
 
-    def factor(self):
+    def _factor(self):
         rows = jax.vmap(lambda term: term.factor())(self.terms)
-        w: Array = self.weights[:, None, None]
-        weighted: Array = jnp.where(w == 0, 0, safe_sqrt(w) * rows)  # pyright: ignore[reportAssignmentType]
-        return weighted.reshape(-1, rows.shape[-1])
+        return trees.weighted(safe_sqrt(self.weights), rows).reshape(-1, rows.shape[-1])
 
-    def solve(self, g, damping):
-        return _solve(self, self._vector("g", g), damping)
-
-
-def weighted_sum(weights: Float[Array, " b"], trees: Any) -> Any:
-    """sum_j w_j x_j over the leading axis of every leaf. A weight of 0 removes its term, even one that is infinite."""
-
-    def one(leaf: Array) -> Array:
-        w: Array = weights.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-        weighted: Array = jnp.where(w == 0, 0, w * leaf)  # pyright: ignore[reportAssignmentType]
-        return sum_of_many(weighted)
-
-    return jax.tree.map(one, trees)
+    def _solve(self, g, damping):
+        return _solve_by_smaller_side(self, g, damping)
 
 
 def _one_of(batch):
@@ -129,15 +113,14 @@ def _factor_shape(curvature):
     return rows, columns
 
 
-def _add_trees(*trees):
+def _sum_of(trees):
     return jax.tree.map(lambda *leaves: sum(leaves), *trees)
 
 
-def _solve(curvature, g, damping):
+def _solve_by_smaller_side(curvature, g, damping):
     """By the factor if it has fewer rows than columns, by the matrix otherwise."""
-    damping = checks.positive("damping", damping)
     g, unravel = ravel_pytree(g)
     rows, columns = _factor_shape(curvature)
     if rows < columns:
-        return unravel(solve_factored(curvature.factor(), g, damping))
-    return unravel(solve_dense(curvature.dense(), g, damping))
+        return unravel(solve_factored(curvature._factor(), g, damping))
+    return unravel(solve_dense(curvature._dense(), g, damping))

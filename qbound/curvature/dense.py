@@ -2,12 +2,10 @@
 
 from typing import final
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qbound import checks
-from qbound.curvature.base import Curvature
+from qbound.curvature.base import Curvature, domain_of
 from qbound.linalg.dense import solve_dense, symmetric_root, times
 from qbound.records import record
 
@@ -22,22 +20,20 @@ class Dense(Curvature):
     matrix: Float[Array, "d d"]
 
     def domain(self):
-        array = checks.unbatched("curvature", self.matrix, 2)
-        return jax.ShapeDtypeStruct(array.shape[-1:], array.dtype)
+        return domain_of(self.matrix, 2)
 
-    def mv(self, v):
-        return times(self.matrix, self._vector("v", v))
+    def _mv(self, v):
+        return times(self.matrix, v)
 
-    def quadratic(self, v):
-        v = self._vector("v", v)
+    def _quadratic(self, v):
         form: Array = times(v, times(self.matrix, v))
         return jnp.where(form < 0, 0, form)  # by rounding; jnp.maximum would halve the Hessian at v = 0
 
-    def dense(self):
-        return checks.unbatched("curvature", self.matrix, 2)
+    def _dense(self):
+        return self.matrix
 
-    def factor(self):
-        return symmetric_root(self.dense())
+    def _factor(self):
+        return symmetric_root(self.matrix)
 
-    def solve(self, g, damping):
-        return solve_dense(self.matrix, self._vector("g", g), checks.positive("damping", damping))
+    def _solve(self, g, damping):
+        return solve_dense(self.matrix, g, damping)

@@ -144,12 +144,12 @@ class Kronecker(Curvature):
         checks.unbatched("curvature", self.values, 1)
         return self.layout.domain()
 
-    def mv(self, v):
-        return self._apply(self._vector("v", v), lambda b, a: b * a)
+    def _mv(self, v):
+        return self._apply(v, lambda b, a: b * a)
 
-    def quadratic(self, v):
+    def _quadratic(self, v):
         # The square of a product with the root, so that it is never negative.
-        v = self.layout.to_matrix(self._vector("v", v))
+        v = self.layout.to_matrix(v)
         along = times(self.vectors.T, v)
         root = self.labels.apply(along, lambda a: safe_sqrt(self.values)[:, None] * safe_sqrt(a))
         if self.rest is None:
@@ -157,22 +157,22 @@ class Kronecker(Curvature):
         across = self.labels.apply(v - times(self.vectors, along), safe_sqrt)
         return jnp.sum(root**2) + self.rest * jnp.sum(across**2)
 
-    def dense(self):
+    def _dense(self):
         b = times(self._vectors() * self.values[None, :], self.vectors.T)
         if self.rest is not None:
             b = b + self.rest * self._across()
         matrix, place = jnp.kron(b, self.labels.dense()), self._places()
         return matrix[place][:, place]
 
-    def factor(self):
+    def _factor(self):
         root = safe_sqrt(self.values)[:, None] * self._vectors().T
         if self.rest is not None:
             root = jnp.concatenate([root, safe_sqrt(self.rest) * self._across()])
         return jnp.kron(root, self.labels.factor())[:, self._places()]
 
-    def solve(self, g, damping):
-        c = jnp.asarray(checks.positive("damping", damping), self.values.dtype)
-        return self._apply(self._vector("g", g), lambda b, a: 1 / (b * a + c))
+    def _solve(self, g, damping):
+        c = jnp.asarray(damping, self.values.dtype)
+        return self._apply(g, lambda b, a: 1 / (b * a + c))
 
     def _apply(self, v, function):
         """A function of the eigenvalues of both, applied to a vector."""

@@ -38,24 +38,22 @@ class LowRank(Curvature):
         structure, leaves = self.parameters
         return structure.unflatten(leaves)
 
-    def mv(self, v):
-        v, unravel = ravel_pytree(self._vector("v", v))
+    def _mv(self, v):
+        v, unravel = ravel_pytree(v)
         return unravel(self._product(v))
 
-    def quadratic(self, v):
-        v, _ = ravel_pytree(self._vector("v", v))
+    def _quadratic(self, v):
+        v, _ = ravel_pytree(v)
         return jnp.sum(self.scales * times(self.basis, v) ** 2) + jnp.sum(self.diagonal * v**2)
 
-    def dense(self):
-        checks.unbatched("curvature", self.basis, 2)
+    def _dense(self):
         return times(self.basis.T * self.scales[None, :], self.basis) + jnp.diag(self.diagonal)
 
-    def factor(self):
-        checks.unbatched("curvature", self.basis, 2)
+    def _factor(self):
         rows: Array = safe_sqrt(self.scales)[:, None] * self.basis
         return jnp.concatenate([rows, jnp.diag(safe_sqrt(self.diagonal))])
 
-    def solve(self, g, damping):
+    def _solve(self, g, damping):
         return self.solver(damping)(g)
 
     def solver(self, damping: Scalar) -> Callable[[Parameters], Parameters]:

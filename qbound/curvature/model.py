@@ -56,21 +56,20 @@ class ModelCurvature(Curvature):
         checks.unbatched("curvature", self.weights, 1)
         return self.map.domain()
 
-    def mv(self, v):
-        u = self.map.forward(self._vector("v", v))
-        return self.map.transpose(self._weighted(jax.vmap(lambda m, u: m.mv(u))(self.logits, u)))
+    def _mv(self, v):
+        u = jax.vmap(lambda m, u: m._mv(u))(self.logits, self._along(v))
+        return self.map.transpose(trees.weighted(self.weights, u))
 
-    def quadratic(self, v):
-        u = self.map.forward(self._vector("v", v))
-        return jnp.sum(self._weighted(jax.vmap(lambda m, u: m.quadratic(u))(self.logits, u)))
+    def _quadratic(self, v):
+        return trees.weighted_sum(self.weights, jax.vmap(lambda m, u: m._quadratic(u))(self.logits, self._along(v)))
 
-    def dense(self):
+    def _dense(self):
         return self.map.sandwich(self._factors())
 
-    def factor(self):
+    def _factor(self):
         return self.map.rows(self._factors())
 
-    def solve(self, g, damping):
+    def _solve(self, g, damping):
         """By whichever space is the smaller: of the parameters, or of examples and labels."""
         b, n = self.map.shape()
         return self.solve_by_rows(g, damping) if b * n < trees.size(self.domain()) else self.solve_dense(g, damping)
@@ -103,21 +102,16 @@ class ModelCurvature(Curvature):
             return trees.scale(1 / c, jax.tree.map(jnp.subtract, g, back))
 
         s = woodbury(g)
-        residual = jax.tree.map(jnp.subtract, g, trees.add_scaled(self.mv(s), c, s))
+        residual = jax.tree.map(jnp.subtract, g, trees.add_scaled(self._mv(s), c, s))
         return trees.add(s, woodbury(residual))
 
-    def _weighted(self, x: Array) -> Array:
-        """w_j x_j; a weight of 0 removes its example, even one that is infinite."""
-        w = self.weights.reshape(-1, *(1,) * (x.ndim - 1))
-        return jnp.where(w == 0, 0, w * x)
+    def _along(self, v) -> Array:
+        """The displacement of logits, in the dtype of their curvature."""
+        return self.map.forward(v).astype(self.weights.dtype)
 
     def _factors(self) -> Array:
         """sqrt(w_j) F_j with F_j'F_j = M_j."""
-        checks.unbatched("curvature", self.weights, 1)
-        factors = jax.vmap(lambda m: m.factor())(self.logits)
-        w: Array = safe_sqrt(self.weights)[:, None, None]
-        weighted: Array = jnp.where(w == 0, 0, w * factors)  # pyright: ignore[reportAssignmentType]
-        return weighted
+        return trees.weighted(safe_sqrt(self.weights), jax.vmap(lambda m: m._factor())(self.logits))
 
 
 @final
@@ -141,23 +135,20 @@ class Pieces(Curvature):
         structure, leaves = self.parameters
         return structure.unflatten(leaves)
 
-    def mv(self, v):
-        v = self._vector("v", v)
-        return self._sum(lambda curvature: curvature.mv(v))
+    def _mv(self, v):
+        return self._sum(lambda curvature: curvature._mv(v))
 
-    def quadratic(self, v):
-        v = self._vector("v", v)
-        return self._sum(lambda curvature: curvature.quadratic(v))
+    def _quadratic(self, v):
+        return self._sum(lambda curvature: curvature._quadratic(v))
 
-    def dense(self):
-        return self._sum(lambda curvature: curvature.dense())
+    def _dense(self):
+        return self._sum(lambda curvature: curvature._dense())
 
-    def factor(self):
-        self.domain()
-        rows = jax.lax.map(lambda piece: self.make(self.shared, piece).factor(), self.pieces)
+    def _factor(self):
+        rows = jax.lax.map(lambda piece: self.make(self.shared, piece)._factor(), self.pieces)
         return rows.reshape(-1, rows.shape[-1])
 
-    def solve(self, g, damping):
+    def _solve(self, g, damping):
         return self.solve_dense(g, damping)
 
     def solve_dense(self, g: Any, damping: Any) -> Any:
@@ -165,8 +156,6 @@ class Pieces(Curvature):
         return _solve_dense(self, self._vector("g", g), damping)
 
     def _sum(self, function):
-        self.domain()
-
         def of_piece(piece):
             return function(self.make(self.shared, piece))
 
@@ -178,7 +167,7 @@ class Pieces(Curvature):
 
 def _solve_dense(curvature, g, damping):
     g, unravel = ravel_pytree(g)
-    return unravel(solve_dense(curvature.dense(), g, checks.positive("damping", damping)))
+    return unravel(solve_dense(curvature._dense(), g, checks.positive("damping", damping)))
 
 
 # The curvature of a model on a batch, whole or in pieces; the one place that says mean.
@@ -314,7 +303,7 @@ def solve(
     """(curvature + damping I)^-1 g."""
 
     def product(v):
-        return trees.add_scaled(curvature.mv(v), damping, v)
+        return trees.add_scaled(curvature._mv(v), damping, v)
 
     if isinstance(curvature, LowRank):
         return checked_solution(product, g, curvature.solve(g, damping), jnp.zeros((), jnp.int32))

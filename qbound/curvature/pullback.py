@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from qbound import checks
 from qbound.curvature.base import Curvature
 from qbound.linalg.dense import gram, solve_dense, solve_factored, symmetric_root
 from qbound.models.base import LinearMap
@@ -30,27 +29,26 @@ class Pullback(Curvature):
     def domain(self):
         return self.map.domain()
 
-    def mv(self, v):
-        return self.map.transpose(self.logits.mv(self.map.forward(self._vector("v", v))))
+    def _mv(self, v):
+        return self.map.transpose(self.logits.mv(self.map.forward(v)))
 
-    def quadratic(self, v):
-        return self.logits.quadratic(self.map.forward(self._vector("v", v)))
+    def _quadratic(self, v):
+        return self.logits.quadratic(self.map.forward(v))
 
-    def dense(self):
+    def _dense(self):
         if self.map.labels() <= self.map.size():
-            return gram(self.factor())
+            return gram(self._factor())
         example, unravel = ravel_pytree(self.map.zeros())
         columns = jax.vmap(lambda v: ravel_pytree(self.mv(unravel(v)))[0])(jnp.eye(example.size, dtype=example.dtype))
         return (columns + columns.T) / 2
 
-    def factor(self):
+    def _factor(self):
         if self.map.labels() <= self.map.size():
             return self.map.transpose_rows(self.logits.factor())
-        return symmetric_root(self.dense())
+        return symmetric_root(self._dense())
 
-    def solve(self, g, damping):
-        damping = checks.positive("damping", damping)
-        g, unravel = ravel_pytree(self._vector("g", g))
+    def _solve(self, g, damping):
+        g, unravel = ravel_pytree(g)
         if self.map.labels() <= self.map.size():
-            return unravel(solve_factored(self.factor(), g, damping))
-        return unravel(solve_dense(self.dense(), g, damping))
+            return unravel(solve_factored(self._factor(), g, damping))
+        return unravel(solve_dense(self._dense(), g, damping))

@@ -6,7 +6,7 @@ from jaxtyping import Array
 
 from qbound import checks
 from qbound.curvature import Centered
-from qbound.families.softmax import Logits, largest_radius, local_weight, prepare
+from qbound.families.base import Logits, largest_radius, local_weight, prepare
 from qbound.quadratic import QuadraticBound
 from qbound.types import Majorizes, Scalar
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from qbound.fitting.line import quadratics_by_label
+from qbound.families.softmax import quadratics_by_label
 from qbound.fitting.stochastic import LABEL_LIMIT
 from qbound.linalg.dense import times
 

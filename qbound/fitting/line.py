@@ -1,4 +1,4 @@
-r"""What is known from the logits alone: the loss and its residual, and the objective along a line of parameters.
+r"""The objective along a line of parameters: what certifies a step, and how long it should be.
 
 Along theta - eta s the logits are h - eta u with u = J s, because they are affine in the parameters. Everything here
 then costs O(b n), without a pass over the data. With a = g's, c = s' l2 s, p_j the softmax of h_j, and for example j
@@ -10,10 +10,10 @@ the objective falls by
     eta a - eta^2 c/2 - sum_j w_j R_j(eta),     R_j(eta) = log sum_k p_jk exp(-eta e_jk) >= 0
 
 and two upper bounds of R_j certify a part of that: eta^2 u_j'M_j u_j / 2 with M_j the curvature of a global bound, and
-v_j (exp(eta r_j) - eta r_j - 1)/r_j^2, which tends to the exact second-order term as eta r_j goes to 0.
+v_j (exp(eta r_j) - eta r_j - 1)/r_j^2, which tends to the exact second-order term as eta r_j goes to 0. R, v and r are
+those of the softmax; another family has its own (`qbound.families.base.LineRows`).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,22 +21,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound.families.softmax import curvature_weight, exponential_remainder, local_factor, log_partition_bound
-from qbound.models.base import weighted_sum
+from qbound.families.base import LogPartition, largest_exponent, local_factor
 from qbound.records import record
+from qbound.trees import weighted_sum
 
 __all__ = [
     "Line",
-    "LineRows",
     "StepLength",
-    "bound_quadratic",
-    "quadratics_by_label",
     "certified_by_bound",
     "certified_locally",
     "increasing_root",
-    "line_rows",
     "make_line",
-    "softmax_loss",
     "step_length",
 ]
 
@@ -54,95 +49,13 @@ _GROWTH = 10.0
 _ENOUGH = 0.5
 # Above this part there is nothing left to search for along the line.
 _NEAR = 0.97
-# Up to this many labels the quadratics of the bound take one label at a time, for all examples at once.
-_FEW_LABELS = 64
-
-
-def softmax_loss(
-    logits: Float[Array, "..."], targets: Float[Array, "..."], axis: int
-) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-    """The cross entropy of each example, its derivative p - t by the logits, and p, the softmax along `axis`."""
-    t = targets
-    # Measured from what was observed, logits lose no digits of the loss.
-    h = logits - jnp.sum(jnp.where(t == 0, 0, t * logits), axis=axis, keepdims=True)
-    largest = jnp.max(h, axis=axis, keepdims=True)
-    exponentials = jnp.exp(h - largest)
-    total = jnp.sum(exponentials, axis=axis, keepdims=True)
-    p = exponentials / total
-    residual = p - t
-    # Rounding must not leave a part that is the same for all labels: no curvature but l2 would hold it back.
-    residual = residual - t * jnp.sum(residual, axis=axis, keepdims=True)
-    return jnp.squeeze(largest + jnp.log(total), axis), residual, p
-
-
-@record
-class LineRows:
-    """The logits of examples, and how they change along the line.
-
-    Labels come first: sums over labels are then sums of long vectors, on any processor, and not of many short ones.
-    """
-
-    weights: Float[Array, " b"]
-    log_p: Float[Array, "n b"]
-    p: Float[Array, "n b"]
-    e: Float[Array, "n b"]  # 0 where a label is removed
-    removed: Bool[Array, "n b"]
-
-    def variances(self) -> Float[Array, " b"]:
-        """v_j."""
-        return jnp.sum(self.p * self.e**2, axis=0)
-
-    def radii(self) -> Float[Array, " b"]:
-        """r_j, 0 for examples that do not count."""
-        r = jnp.max(jnp.where(self.removed, 0, -self.e), axis=0)
-        return jnp.where(self.weights == 0, 0, r)
-
-    def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:
-        """sum_j w_j R_j(eta)."""
-        x = -eta * self.e
-        largest = jnp.max(x, axis=0)
-
-        def near(x):
-            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-            return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=0))
-
-        def everywhere(x):
-            # On logarithms: a p that is too small for its dtype counts once x is large.
-            is_near = largest < limit
-            far = jax.nn.logsumexp(self.log_p + x, axis=0)
-            return jnp.where(is_near, near(jnp.where(is_near[None, :], x, 0)), far)
-
-        limit = _largest_exponent(x.dtype)
-        return weighted_sum(self.weights, jax.lax.cond(jnp.max(largest) < limit, near, everywhere, x))
-
-    def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The mean and the variance of e_j under the softmax at eta, summed over examples."""
-        q = jax.nn.softmax(self.log_p - eta * self.e, axis=0)
-        mean = jnp.sum(q * self.e, axis=0)
-        square = jnp.sum(q * self.e**2, axis=0)
-        return weighted_sum(self.weights, mean), weighted_sum(self.weights, square - mean**2)
-
-
-def line_rows(weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> LineRows:
-    """Rows from the logits and their displacement, labels first."""
-    removed = logits == -jnp.inf
-    # Both from the same exponentials, which cost more than the rest.
-    shifted = logits - jnp.max(logits, axis=0, keepdims=True)
-    exponentials = jnp.exp(shifted)
-    total = jnp.sum(exponentials, axis=0, keepdims=True)
-    log_p, p = shifted - jnp.log(total), exponentials / total
-    # Centred twice: what rounding leaves of a large constant in u is gone the second time.
-    e = jnp.where(removed, 0, u)
-    for _ in range(2):
-        e = jnp.where(removed, 0, e - jnp.sum(p * e, axis=0, keepdims=True))
-    return LineRows(weights=weights, log_p=log_p, p=p, e=e, removed=removed)
 
 
 @record
 class Line:
     """The objective along theta - eta s."""
 
-    rows: Any  # `LineRows`, or an object with its methods `remainder` and `moments`
+    rows: Any  # `LineRows`, or an object with its methods `remainder`, `moments` and `quadratic`
     weights: Float[Array, " b"]
     v: Float[Array, " b"]
     r: Float[Array, " b"]
@@ -180,6 +93,7 @@ class Line:
 
 
 def make_line(
+    family: LogPartition,
     weights: Float[Array, " b"],
     logits: Float[Array, "n b"],
     u: Float[Array, "n b"],
@@ -187,44 +101,8 @@ def make_line(
     c: Float[Array, ""],
 ) -> Line:
     """The line through logits, with their displacement u, labels first."""
-    rows = line_rows(weights, logits, u)
+    rows = family.line(weights, logits, u)
     return Line(rows=rows, weights=weights, v=rows.variances(), r=rows.radii(), a=a, c=c)
-
-
-def bound_quadratic(line: Line) -> Float[Array, ""]:
-    """sum_j w_j u_j'M_j u_j, with M_j the curvature of the global bound and u_j the displacement of logits."""
-
-    def total(rows: LineRows):
-        # M_j depends on logits only up to a constant, and vanishes on constants: u_j and e_j give the same.
-        one = lambda h, u: log_partition_bound(h, order="max_first").curvature.quadratic(u)  # noqa: E731
-        of_all = quadratics_by_label if len(rows.p) <= _FEW_LABELS else jax.vmap(one, in_axes=1)
-        return weighted_sum(rows.weights, of_all(rows.log_p, rows.e))
-
-    rows = line.rows
-    return total(rows) if isinstance(rows, LineRows) else rows.sums(total, jnp.zeros_like(line.a))
-
-
-def quadratics_by_label(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
-    """U'Mu = sum_i beta_i (u_i - s_i)^2 of every example, with s_i the mean of u over the labels before i.
-
-    A kernel for few labels: the largest logit comes first, the others as given, one label at a time for all examples
-    at once. It is faster than `vmap`, and faster to compile.
-    """
-    first = jnp.argmax(h, axis=0).astype(jnp.int32)
-    places = first[None, :]
-
-    def add(carry, label):
-        log_z, s, total = carry
-        i, h, u = label
-        is_other = (i != first).astype(h.dtype)
-        rho, step = is_other * (h - log_z), is_other * (u - s)
-        total = total + curvature_weight(rho) * step**2
-        log_z = jnp.where(i == first, log_z, jnp.logaddexp(log_z, h))
-        return (log_z, s + jax.nn.sigmoid(rho) * step, total), None
-
-    start = tuple(jnp.take_along_axis(x, places, axis=0)[0] for x in (h, u))
-    labels = jnp.arange(len(h), dtype=jnp.int32)
-    return jax.lax.scan(add, (*start, jnp.zeros_like(start[0])), (labels, h, u))[0][2]
 
 
 def certified_by_bound(line: Line, quadratic: Array, eta: Array) -> tuple[Array, Array]:
@@ -254,7 +132,7 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     total = mean(v) + line.c
     newton = line.a / total
     largest = jnp.max(r)
-    limit = _largest_exponent(v.dtype)
+    limit = largest_exponent(v.dtype)
 
     def slope(eta):
         x = eta * r
@@ -279,11 +157,6 @@ def certified_locally(line: Line) -> tuple[Array, Array]:
     eta, _ = increasing_root(slope, high, low=low, high=high, tolerance=_ROOT_TOLERANCE * line.a)
     excess = eta**2 * mean(v * local_factor(eta * r)) / 2
     return eta, line.certified(eta, jnp.where(eta * largest > limit, jnp.inf, excess))
-
-
-def _largest_exponent(dtype) -> float:
-    """The exponent beyond which a label whose p is too small for its dtype, and missing from sums, could matter."""
-    return -0.6 * math.log(jnp.finfo(dtype).tiny)
 
 
 class _Trial(NamedTuple):
@@ -355,21 +228,18 @@ class StepLength(NamedTuple):
     local: Bool[Array, ""]
 
 
-def step_length(
-    line: Line, quadratic: Callable[[], Float[Array, ""]], *, is_local: bool, search: bool, eta: Float[Array, ""]
-) -> StepLength:
+def step_length(line: Line, *, is_local: bool, search: bool, eta: Float[Array, ""]) -> StepLength:
     """The length of a step: by the better of two certificates, or further by a line search.
 
     Args:
       line: along s.
-      quadratic: computes sum_j w_j u_j'M_j u_j, with M_j the curvature of a global bound; called where it is needed.
       is_local: whether the local certificate may win.
       search: whether to look for the minimum along the line.
       eta: in (0, 2), how many times as far as its minimum the step by the global bound goes.
     """
 
     def by_bound():
-        return *certified_by_bound(line, quadratic(), eta), jnp.array(False)
+        return *certified_by_bound(line, line.rows.quadratic(), eta), jnp.array(False)
 
     def by_both():
         bound_length, bound_certified, _ = by_bound()

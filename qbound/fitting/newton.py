@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from qbound import compiler
 from qbound.fitting.factors import Core, InputFactor, label_factor, solve
-from qbound.fitting.line import bound_quadratic, step_length
+from qbound.fitting.line import step_length
 from qbound.fitting.objective import LinearObjective, LinearPoint, centred, contrasts, sample
 from qbound.fitting.step import descent_direction, forcing_tolerance
 from qbound.linalg import cg
@@ -84,7 +84,7 @@ def newton_step(
         s, cg_steps = _direction(objective, point, inputs, core, cg_tolerance, solver)
         line = objective.line(point, s)
         one = jnp.ones_like(zero)
-        step = step_length(line, lambda: bound_quadratic(line), is_local=True, search=True, eta=one)
+        step = step_length(line, is_local=True, search=True, eta=one)
         params = point.params - step.length * s
         return Proposal(params, step.certified, step.actual, step.local, step.length, cg_steps)
 

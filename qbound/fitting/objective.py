@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from qbound import trees
-from qbound.fitting.line import Line, LineRows, line_rows, make_line, softmax_loss
+from qbound.families.base import LineRows
+from qbound.families.softmax import Softmax
+from qbound.fitting.line import Line, make_line
 from qbound.linalg.dense import times
-from qbound.models.base import weighted_sum
 from qbound.models.inputs import Dense, Design
 from qbound.records import record, static
 
@@ -36,6 +37,8 @@ __all__ = [
     "one_hot",
     "sample",
 ]
+
+_SOFTMAX = Softmax()
 
 # How the size of a gradient is measured: by its largest absolute entry, or by its Euclidean length.
 Norm = Literal["largest", "euclidean"]
@@ -224,11 +227,11 @@ def line_along(
     rows = BlockRows(data, params, direction)
     b = data.design.shape()[0]
     if b * len(params) <= _HELD:
-        return make_line(data.weights, *rows.logits(data), a, c)
+        return make_line(_SOFTMAX, data.weights, *rows.logits(data), a, c)
 
     def enter(carry, block, start):
         v, r = carry
-        here = line_rows(block.weights, *rows.logits(block))
+        here = _SOFTMAX.line(block.weights, *rows.logits(block))
         # Rows of weight 0 in a block may have been entered by the one before.
         keep = block.weights > 0
         return tuple(
@@ -255,7 +258,7 @@ class BlockRows:
         """The sum over blocks of a function of their rows."""
 
         def add(total, block, _):
-            return jax.tree.map(jnp.add, total, function(line_rows(block.weights, *self.logits(block))))
+            return jax.tree.map(jnp.add, total, function(_SOFTMAX.line(block.weights, *self.logits(block))))
 
         return fold(self.data, 2 * len(self.params), add, zeros)
 
@@ -271,6 +274,9 @@ class BlockRows:
     def moments(self, eta: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self.sums(lambda rows: rows.moments(eta), (jnp.zeros_like(eta), jnp.zeros_like(eta)))
 
+    def quadratic(self) -> Float[Array, ""]:
+        return self.sums(lambda rows: rows.quadratic(), jnp.zeros((), self.params.dtype))
+
 
 _OfBlock = tuple[Float[Array, ""], Float[Array, "n e"], Float[Array, "n b"]]
 
@@ -278,8 +284,8 @@ _OfBlock = tuple[Float[Array, ""], Float[Array, "n e"], Float[Array, "n b"]]
 def _few_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
     """The loss of a block of rows, its gradient, and the probabilities."""
     n, e = params.shape
-    loss, residual, p = softmax_loss(block.logits(params), one_hot(block.labels, n, params.dtype), axis=0)
-    return weighted_sum(block.weights, loss), block.pull_back(residual, e), p
+    loss, residual, p = _SOFTMAX.loss(block.logits(params), one_hot(block.labels, n, params.dtype), axis=0)
+    return trees.weighted_sum(block.weights, loss), block.pull_back(residual, e), p
 
 
 def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
@@ -297,7 +303,7 @@ def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
     others = jax.lax.optimization_barrier(jnp.where(is_observed, 0, jnp.exp(h - largest[None, :])))
     rest = times(jnp.ones((1, n), h.dtype), others)[0]
     total = own + rest
-    loss = weighted_sum(block.weights, largest - observed + jnp.log(total))
+    loss = trees.weighted_sum(block.weights, largest - observed + jnp.log(total))
     scaled = Data(block.design, block.labels, jnp.where(block.weights == 0, 0, block.weights / total))
     p: Array = jnp.where(is_observed, own[None, :], others)  # pyright: ignore[reportAssignmentType]
     return loss, scaled.pull_back_residuals(others, rest, e), p / total[None, :]

@@ -87,7 +87,9 @@ def step(
     """
     options, eta = _options(eta, curvature, order, solver, max_cg_steps, precondition)
     targets = _tolerances(tolerance, cg_tolerance)
-    problem = make_problem(checked_function(logits_fn), state.params, inputs, labels, example_weights, l2)
+    problem = make_problem(
+        checked_function(logits_fn), state.params, inputs, labels, example_weights, l2, options.family
+    )
     state = state._replace(result=_checked_numbers(state, eta, *targets))
     return take_step(problem, logits_fn, inputs, state, options, eta, *targets)
 
@@ -188,7 +190,7 @@ def run(
 
 @functools.partial(compiler.jit, static_argnums=(0, 1, 2, 3))
 def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance, cg_tolerance):
-    problem = make_problem(logits_fn, params, inputs, labels, weights, l2)
+    problem = make_problem(logits_fn, params, inputs, labels, weights, l2, options.family)
     state = first_state(problem, evaluate(problem, logits_fn, inputs, params))
     state = state._replace(result=_checked_numbers(state, eta, tolerance, cg_tolerance))
     tolerance = jnp.asarray(tolerance, state.objective.dtype)

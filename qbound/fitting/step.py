@@ -19,15 +19,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, compiler, trees
 from qbound.curvature import Curvature, ModelCurvature
-from qbound.families.classical import bohning_bound, second_order_expansion
-from qbound.families.softmax import log_partition_bound
-from qbound.fitting.line import StepLength, make_line, softmax_loss, step_length
+from qbound.families.base import LogPartition
+from qbound.families.softmax import Softmax
+from qbound.fitting.line import Line, StepLength, make_line, step_length
 from qbound.fitting.results import Certificate, MMInfo, MMState, Result
 from qbound.linalg import cg
 from qbound.linalg.dense import solve_scaled
-from qbound.models.base import BatchMap, full_weights, logits_shape, normalised, weighted_sum
+from qbound.models.base import BatchMap, full_weights, logits_shape, normalised
 from qbound.models.linear import KroneckerMap, linearise
-from qbound.records import record
+from qbound.records import record, static
 from qbound.types import Order, Scalar, working_dtype
 
 __all__ = [
@@ -109,16 +109,17 @@ class Problem:
     weights: Float[Array, " b"]  # w_j; they sum to 1
     l2: Any  # a number for each leaf of the parameters
     verdict: Int[Array, ""]  # a `Result`: UNFINISHED if nothing is wrong
+    family: LogPartition = static(default=Softmax())
 
     def mean(self, values: Float[Array, " b"]) -> Float[Array, ""]:
         """The weighted mean over examples."""
-        return weighted_sum(self.weights, values)
+        return trees.weighted_sum(self.weights, values)
 
     def value_and_gradient(
         self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]
     ) -> tuple[Float[Array, ""], Any]:
         """L, and J'(w (p - t)) + l2 params."""
-        loss, residual, _ = softmax_loss(logits, self.targets, axis=1)
+        loss, residual, _ = self.family.loss(logits, self.targets, axis=1)
         gradient = self.pull_back(linear_map, residual)
         if isinstance(linear_map, KroneckerMap):
             # Of large inputs, rounding leaves such a part here too.
@@ -127,8 +128,13 @@ class Problem:
 
     def pull_back(self, linear_map: BatchMap, rows: Float[Array, "b n"]) -> Any:
         """J'(w rows)."""
-        w = self.weights[:, None]
-        return linear_map.transpose(jnp.where(w == 0, 0, w * rows))
+        return linear_map.transpose(trees.weighted(self.weights, rows))
+
+    def line(
+        self, logits: Float[Array, "b n"], u: Float[Array, "b n"], slope: Float[Array, ""], penalty: Float[Array, ""]
+    ) -> Line:
+        """The line along parameters whose logits change by -u."""
+        return make_line(self.family, self.weights, logits.T, u.T, slope, penalty)
 
     def damped(self, product: Any, v: Any) -> Any:
         """`product` + l2 v."""
@@ -144,7 +150,15 @@ def common_part(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=-1, keepdims=True), tree)
 
 
-def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, weights: Any, l2: Any) -> Problem:
+def make_problem(
+    logits_fn: Callable,
+    params: Any,
+    inputs: Any,
+    labels: Any,
+    weights: Any,
+    l2: Any,
+    family: LogPartition = Softmax(),  # noqa: B008
+) -> Problem:
     """Check the shapes of what was given, and look for values out of range."""
     compiler.warn_if_wrong()
     checks.outside_shard_map(params=params, inputs=inputs, labels=labels, example_weights=weights, l2=l2)
@@ -162,7 +176,7 @@ def make_problem(logits_fn: Callable, params: Any, inputs: Any, labels: Any, wei
         (Result.BAD_L2, is_regulariser(l2)),
     ):
         verdict = jnp.where(good, verdict, jnp.int32(code))
-    return Problem(targets=targets, weights=rows, l2=l2, verdict=verdict)
+    return Problem(targets=targets, weights=rows, l2=l2, verdict=verdict, family=family)
 
 
 def _targets(labels, shape, dtype) -> tuple[Array, Array]:
@@ -230,11 +244,9 @@ class MMOptions:
             checks.function("precondition", self.precondition)
 
     @property
-    def bound(self) -> Callable:
-        """The global one, from one vector of logits to a quadratic."""
-        if self.curvature == "bohning":
-            return bohning_bound
-        return functools.partial(log_partition_bound, order=self.order)
+    def family(self) -> LogPartition:
+        """With the global bound to use."""
+        return Softmax(self.order, is_bohning=self.curvature == "bohning")
 
     @property
     def is_local(self) -> bool:
@@ -290,12 +302,8 @@ def take_step(
     s = descent_direction(s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
     u = linear_map.forward(s).astype(dtype)
-    line = make_line(problem.weights, state.logits.T, u.T, trees.dot(state.gradient, s), problem.penalty(s, s))
-
-    def quadratic():
-        return problem.mean(jax.vmap(lambda m, u: m.quadratic(u))(_terms(options.bound, state.logits), u))
-
-    step = step_length(line, quadratic, is_local=options.is_local, search=options.search, eta=eta)
+    line = problem.line(state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
+    step = step_length(line, is_local=options.is_local, search=options.search, eta=eta)
     # 3. The objective at the new parameters, which are rounded once, here.
     rounded = jax.lax.optimization_barrier(trees.add_scaled(state.params, -step.length, s))
     point = evaluate(problem, logits_fn, inputs, rounded)
@@ -348,8 +356,8 @@ def _linearised(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Array, B
 def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
     """An approximate solution of (C + l2) s = g, the steps of CG, and the passes over the data it took."""
     g = state.gradient
-    bound = functools.partial(_terms, options.bound, state.logits)
-    hessian = functools.partial(_terms, second_order_expansion, state.logits)
+    bound = functools.partial(_terms, problem.family.bound, state.logits)
+    hessian = functools.partial(_terms, problem.family.expansion, state.logits)
     if options.solver == "dense" or (options.solver == "auto" and trees.size(g) <= DENSE_LIMIT):
 
         def dense(terms):
@@ -415,7 +423,7 @@ def _rounded_step(
     def taken():
         displacement = linear_map.forward(moved).astype(u.dtype)
         slope = trees.dot(state.gradient, moved)
-        line = make_line(problem.weights, state.logits.T, displacement.T, slope, problem.penalty(moved, moved))
+        line = problem.line(state.logits, displacement, slope, problem.penalty(moved, moved))
         actual = line.decrease(jnp.ones_like(slope))
         certified = step.certified - jnp.maximum(step.actual - actual, 0)
         return StepLength(step.length, certified, actual, step.local), jnp.full_like(slope, 0.5)

@@ -1,10 +1,13 @@
 """Dense linear algebra: damped systems, sums of many numbers, and roots."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Float
 
+from qbound import trees
 from qbound.types import Scalar
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "sum_of_many",
     "symmetric_root",
     "times",
+    "weighted_sum_of_many",
 ]
 
 
@@ -109,6 +113,11 @@ def sum_of_many(x: Float[Array, "b ..."]) -> Float[Array, "..."]:
         pairs = x[:half] + x[half : 2 * half]
         x = pairs if x.shape[0] == 2 * half else jnp.concatenate([pairs, x[-1:]])
     return jnp.sum(x, axis=0)
+
+
+def weighted_sum_of_many(weights: Float[Array, " b"], tree: Any) -> Any:
+    """sum_j w_j x_j over the leading axis of every leaf, without the terms of weight 0."""
+    return jax.tree.map(sum_of_many, trees.weighted(weights, tree))
 
 
 def gram_of_many(rows: Float[Array, "r d"]) -> Float[Array, "d d"]:

@@ -28,7 +28,6 @@ __all__ = [
     "logits_shape",
     "normalised",
     "split",
-    "weighted_sum",
 ]
 
 
@@ -240,11 +239,6 @@ def normalised(weights: Float[Array, "..."]) -> Float[Array, "..."]:
     scale = 1 / jnp.sqrt(jnp.max(weights))
     weights = weights * scale * scale
     return weights / jnp.sum(weights)
-
-
-def weighted_sum(weights: Float[Array, " b"], values: Float[Array, " b"]) -> Float[Array, ""]:
-    """sum_j w_j values_j. A weight of 0 removes its example, even one that is infinite."""
-    return jnp.sum(jnp.where(weights == 0, 0, weights * values))
 
 
 def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) -> Float[Array, "..."]:

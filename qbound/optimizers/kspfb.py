@@ -14,7 +14,7 @@ from qbound import checks, compiler, trees
 from qbound.curvature.kronecker import MatrixLayout
 from qbound.families.softmax import log_partition_bound
 from qbound.linalg.dense import times
-from qbound.models.base import checked_logits, full_weights, normalised, weighted_sum
+from qbound.models.base import checked_logits, full_weights, normalised
 from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
@@ -494,7 +494,7 @@ def _ratio(options, layout, batch: Batch, g, s, l2) -> Float[Array, ""]:
     each = jax.vmap(lambda h, u: log_partition_bound(h, order=options.order).curvature.quadratic(u))(
         batch.logits, along
     )
-    mean = jnp.mean(each) if batch.weights is None else weighted_sum(batch.weights, each)
+    mean = jnp.mean(each) if batch.weights is None else trees.weighted_sum(batch.weights, each)
     # Where there is no gradient there is no step, and a slope below 0 is an error of rounding beyond repair.
     divisor: Array = jnp.where(slope == 0, 1, slope)  # pyright: ignore[reportAssignmentType]
     ratio = unit * (mean + l2 * trees.dot(s, s)) / divisor

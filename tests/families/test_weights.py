@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.families.softmax import curvature_weight, exponential_remainder, local_factor
+from qbound.families.base import curvature_weight, exponential_remainder, local_factor
 
 DTYPES = [jnp.float32, jnp.float64]
 
