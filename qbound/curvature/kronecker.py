@@ -1,68 +1,38 @@
-"""A Kronecker product A (x) B of a curvature of labels and one of inputs, by the eigenvectors of both."""
+"""A Kronecker product of a curvature of labels and one of inputs, by the eigenvectors of both."""
 
 import abc
 from collections.abc import Callable
 from typing import Any, final
 
-import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
 from qbound import checks
 from qbound.curvature.base import Curvature
-from qbound.linalg.dense import HIGHEST, safe_sqrt, times
+from qbound.linalg.dense import safe_sqrt, times
+from qbound.linalg.nystrom import leading_eigenvectors
+from qbound.models.linear import MatrixLayout
 from qbound.records import record, static
 
-__all__ = ["BohningLabels", "Kronecker", "LabelFactor", "MatrixLayout", "SpectralLabels"]
-
-
-@final
-@record
-class MatrixLayout:
-    """How a tree of weights (n, d) or (d, n), and at most one bias (n,), becomes one matrix (e, n), inputs by labels.
-
-    The bias is the last row: then e = d + 1, and inputs have a 1 at their end.
-    """
-
-    structure: Any = static()
-    shapes: tuple = static()  # of the leaves, with their dtypes
-    output_axis: int = static()  # of the weights
-
-    def domain(self) -> Any:
-        """The tree, as shapes and dtypes."""
-        return self.structure.unflatten(self.shapes)
-
-    def has_bias(self) -> bool:
-        """Whether there is a bias."""
-        return any(len(leaf.shape) == 1 for leaf in self.shapes)
-
-    def to_matrix(self, tree: Any) -> Float[Array, "e n"]:
-        """The matrix of a tree."""
-        leaves = jax.tree.leaves(tree)
-        weights = next(leaf for leaf in leaves if leaf.ndim == 2)
-        matrix = weights if self.output_axis == 1 else weights.T
-        bias = [leaf[None, :] for leaf in leaves if leaf.ndim == 1]
-        return jnp.concatenate([matrix, *bias]) if bias else matrix
-
-    def to_tree(self, matrix: Float[Array, "e n"]) -> Any:
-        """The inverse of `to_matrix`."""
-        leaves = zip(self.leaves(matrix), self.shapes, strict=True)
-        return self.structure.unflatten([leaf.astype(like.dtype) for leaf, like in leaves])
-
-    def leaves(self, matrix: Shaped[Array, "e n"]) -> list[Array]:
-        """The parts of a matrix that are the leaves of the tree."""
-        weights = matrix[:-1] if self.has_bias() else matrix
-        weights = weights if self.output_axis == 1 else weights.T
-        return [weights if len(leaf.shape) == 2 else matrix[-1] for leaf in self.shapes]
+__all__ = [
+    "BohningLabels",
+    "DiagonalLabels",
+    "InputFactor",
+    "Kronecker",
+    "LabelFactor",
+    "SpectralLabels",
+    "factorised_inputs",
+    "factorised_labels",
+    "solve_in_factors",
+]
 
 
 class LabelFactor(abc.ABC):
     """A, by its eigenvectors."""
 
     @abc.abstractmethod
-    def apply(self, g: Float[Array, "e n"], function: Callable[[Array], Array]) -> Float[Array, "e n"]:
-        """Multiply the part of `g` along each eigenvector, a column, by function(eigenvalue), (e, 1) or (e, n)."""
+    def apply(self, g: Float[Array, "n e"], function: Callable[[Array], Array]) -> Float[Array, "n e"]:
+        """Multiply the part of `g` along each eigenvector, a row, by function(eigenvalue), (1, e) or (n, e)."""
 
     @abc.abstractmethod
     def mean_value(self) -> Float[Array, ""]:
@@ -86,19 +56,36 @@ class SpectralLabels(LabelFactor):
     vectors: Float[Array, "n n"]
 
     def apply(self, g, function):
-        along = function(self.values[None, :]) * jnp.matmul(g, self.vectors, precision=HIGHEST)
-        return jnp.matmul(along, self.vectors.T, precision=HIGHEST)
+        return times(self.vectors, function(self.values[:, None]) * times(self.vectors.T, g))
 
     def mean_value(self):
         return jnp.mean(self.values)
 
     def dense(self):
-        checks.unbatched("curvature", self.values, 1)
-        return jnp.matmul(self.vectors * self.values[None, :], self.vectors.T, precision=HIGHEST)
+        return times(self.vectors * self.values[None, :], self.vectors.T)
 
     def factor(self):
-        checks.unbatched("curvature", self.values, 1)
         return safe_sqrt(self.values)[:, None] * self.vectors.T
+
+
+@final
+@record
+class DiagonalLabels(LabelFactor):
+    """A = diag(values)."""
+
+    values: Float[Array, " n"]
+
+    def apply(self, g, function):
+        return function(self.values[:, None]) * g
+
+    def mean_value(self):
+        return jnp.mean(self.values)
+
+    def dense(self):
+        return jnp.diag(self.values)
+
+    def factor(self):
+        return jnp.diag(safe_sqrt(self.values))
 
 
 @final
@@ -110,92 +97,150 @@ class BohningLabels(LabelFactor):
     dtype: Any = static()
 
     def apply(self, g, function):
-        mean = jnp.mean(g, axis=1, keepdims=True)
+        mean = jnp.mean(g, axis=0, keepdims=True)
         along, across = (function(jnp.full((1, 1), value, self.dtype)) for value in (0.0, 0.5))
         return along * mean + across * (g - mean)
 
     def mean_value(self):
-        return jnp.asarray((1 - 1 / self.labels) / 2, self.dtype)
+        return jnp.asarray(0.5 * (self.labels - 1) / self.labels, self.dtype)
 
     def dense(self):
-        return (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels) / 2
+        return 0.5 * (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels)
 
     def factor(self):
-        return (jnp.eye(self.labels, dtype=self.dtype) - 1 / self.labels) * 0.5**0.5
+        return self.dense() * 2**0.5
+
+
+def factorised_labels(curvature: Float[Array, "..."]) -> LabelFactor:
+    """Of a matrix (n, n), or of a diagonal (n,)."""
+    return DiagonalLabels(curvature) if curvature.ndim == 1 else SpectralLabels(*_eigenvectors(curvature))
+
+
+@final
+@record
+class InputFactor:
+    """S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales).
+
+    Scales make columns alike, so that large numbers in one do not hide the others. Without `vectors` it is a diagonal.
+    Columns of U may be zero.
+    """
+
+    scales: Float[Array, " e"]
+    values: Float[Array, " r"]
+    vectors: Float[Array, "e r"] | None
+    rest: Float[Array, ""] | None = None  # None if U is a square matrix
+
+    def mean_value(self) -> Float[Array, ""]:
+        """The mean eigenvalue, of all directions."""
+        e, r = self.scales.size, self.values.size
+        total = jnp.sum(self.values)
+        return (total if self.rest is None else total + (e - r) * self.rest) / e
+
+
+def factorised_inputs(moments: Float[Array, "e e"], scales: Float[Array, " e"], rank: int | None) -> InputFactor:
+    """Of second moments that are scaled already; with few inputs beside the rank, all eigenvectors are taken."""
+    e = len(moments)
+    if rank is None or e <= 2 * rank:
+        return InputFactor(scales, *_eigenvectors(moments))
+    values, vectors = leading_eigenvectors(moments, rank)
+    return InputFactor(scales, values, vectors, jnp.maximum(jnp.trace(moments) - jnp.sum(values), 0) / (e - rank))
+
+
+def _eigenvectors(matrix):
+    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    return jnp.maximum(values, 0), vectors
+
+
+def solve_in_factors(
+    labels: LabelFactor,
+    inputs: InputFactor,
+    g: Float[Array, "n e"],
+    damping: Float[Array, ""],
+    on_leading: Callable[[Array, Array], Array] | None = None,
+) -> Float[Array, "n e"]:
+    """S (A (x) S B S + damping I)^-1 S g: with damping, in scaled inputs.
+
+    What was solved along the eigenvectors of inputs, and what was given there, can be replaced by `on_leading`.
+    """
+
+    def inverse(b):
+        return lambda a: 1 / (a * b + damping)
+
+    y = g * inputs.scales[None, :]
+    if on_leading is None or inputs.vectors is None:
+        return _apply(labels, inputs, y, inverse) * inputs.scales[None, :]
+    z = times(y, inputs.vectors)
+    leading = on_leading(labels.apply(z, inverse(inputs.values[None, :])), z)
+    if inputs.rest is None:
+        y = times(leading, inputs.vectors.T)
+    else:
+        elsewhere = inverse(inputs.rest[None, None])
+        y = labels.apply(y, elsewhere) + times(leading - labels.apply(z, elsewhere), inputs.vectors.T)
+    return y * inputs.scales[None, :]
+
+
+def _apply(labels: LabelFactor, inputs: InputFactor, v, function: Callable[[Array], Callable[[Array], Array]]):
+    """function(b)(a), for eigenvalues a of labels and b of scaled inputs, applied to a matrix (n, e)."""
+    if inputs.vectors is None:
+        return labels.apply(v, function(inputs.values[None, :]))
+    along = times(v, inputs.vectors)
+    if inputs.rest is None:
+        return times(labels.apply(along, function(inputs.values[None, :])), inputs.vectors.T)
+    # As if `rest` were the eigenvalue everywhere, and then what that leaves out along U.
+    of_values, elsewhere = function(inputs.values[None, :]), function(inputs.rest[None, None])
+    along = labels.apply(along, lambda a: of_values(a) - elsewhere(a))
+    return labels.apply(v, elsewhere) + times(along, inputs.vectors.T)
 
 
 @final
 @record
 class Kronecker(Curvature):
-    """C W = B W A for parameters W (e, n), with A of labels and B of inputs.
+    """C W = A W SBS for parameters that are one matrix W (n, e), of inputs as they are scaled: A (x) SBS.
 
-    On the columns of W, one below the other, that is A (x) B. B has eigenvectors U with `values`, and `rest` for its
-    eigenvalue in all other directions: B = U diag(values) U' + rest (I - UU'). Columns of U may be zero.
-    Everything but `dense` and `factor` is two products with U and a few with the eigenvectors of A.
+    Everything but `dense` and `factor` is two products with the eigenvectors of inputs and a few with those of A.
     """
 
     labels: LabelFactor
-    values: Float[Array, " r"]
-    vectors: Float[Array, "e r"]  # U
+    inputs: InputFactor
     layout: MatrixLayout
-    rest: Float[Array, ""] | None = None  # None if U is a square matrix
 
     def domain(self):
-        checks.unbatched("curvature", self.values, 1)
+        checks.unbatched("curvature", self.inputs.values, 1)
         return self.layout.domain()
 
     def _mv(self, v):
-        return self._apply(v, lambda b, a: b * a)
+        return self._applied(v, lambda b: lambda a: b * a)
 
     def _quadratic(self, v):
         # The square of a product with the root, so that it is never negative.
-        v = self.layout.to_matrix(v)
-        along = times(self.vectors.T, v)
-        root = self.labels.apply(along, lambda a: safe_sqrt(self.values)[:, None] * safe_sqrt(a))
-        if self.rest is None:
-            return jnp.sum(root**2)
-        across = self.labels.apply(v - times(self.vectors, along), safe_sqrt)
-        return jnp.sum(root**2) + self.rest * jnp.sum(across**2)
+        v, u = self.layout.to_matrix(v), self._vectors()
+        along = times(v, u)
+        total = jnp.sum(self.labels.apply(along, lambda a: safe_sqrt(self.inputs.values)[None, :] * safe_sqrt(a)) ** 2)
+        if self.inputs.rest is None:
+            return total
+        across = self.labels.apply(v - times(along, u.T), safe_sqrt)
+        return total + self.inputs.rest * jnp.sum(across**2)
 
     def _dense(self):
-        b = times(self._vectors() * self.values[None, :], self.vectors.T)
-        if self.rest is not None:
-            b = b + self.rest * self._across()
-        matrix, place = jnp.kron(b, self.labels.dense()), self._places()
-        return matrix[place][:, place]
+        factor = self._factor()
+        return times(factor.T, factor)
 
     def _factor(self):
-        root = safe_sqrt(self.values)[:, None] * self._vectors().T
-        if self.rest is not None:
-            root = jnp.concatenate([root, safe_sqrt(self.rest) * self._across()])
-        return jnp.kron(root, self.labels.factor())[:, self._places()]
+        u = self._vectors()
+        root = safe_sqrt(self.inputs.values)[:, None] * u.T
+        if self.inputs.rest is not None:
+            across = jnp.eye(len(u), dtype=u.dtype) - times(u, u.T)
+            root = jnp.concatenate([root, safe_sqrt(self.inputs.rest) * across])
+        rows = jnp.kron(self.labels.factor(), root)
+        return self.layout.to_vectors(rows.reshape(-1, *self.layout.shape()))
 
     def _solve(self, g, damping):
-        c = jnp.asarray(damping, self.values.dtype)
-        return self._apply(g, lambda b, a: 1 / (b * a + c))
+        c = jnp.asarray(damping, self.inputs.values.dtype)
+        return self._applied(g, lambda b: lambda a: 1 / (a * b + c))
 
-    def _apply(self, v, function):
-        """A function of the eigenvalues of both, applied to a vector."""
-        v = self.layout.to_matrix(v)
-        along = times(self.vectors.T, v)
-        if self.rest is None:
-            along = self.labels.apply(along, lambda a: function(self.values[:, None], a))
-            return self.layout.to_tree(times(self.vectors, along))
-        # As if `rest` were the eigenvalue everywhere, and then what that leaves out along U.
-        rest = self.rest[None, None]
-        along = self.labels.apply(along, lambda a: function(self.values[:, None], a) - function(rest, a))
-        everywhere = self.labels.apply(v, lambda a: function(rest, a))
-        return self.layout.to_tree(everywhere + times(self.vectors, along))
-
-    def _across(self) -> Array:
-        """I - UU'."""
-        u = self._vectors()
-        return jnp.eye(len(u), dtype=u.dtype) - times(u, u.T)
+    def _applied(self, v, function):
+        return self.layout.to_tree(_apply(self.labels, self.inputs, self.layout.to_matrix(v), function))
 
     def _vectors(self) -> Array:
-        return checks.unbatched("curvature", self.vectors, 2)
-
-    def _places(self):
-        """For each parameter, in the order of the leaves of the tree, its place in the matrix."""
-        e, n = len(self.vectors), self.labels.dense().shape[0]
-        return ravel_pytree(self.layout.leaves(jnp.arange(e * n).reshape(e, n)))[0]
+        e = self.inputs.scales.size
+        return jnp.eye(e, dtype=self.inputs.values.dtype) if self.inputs.vectors is None else self.inputs.vectors

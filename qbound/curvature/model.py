@@ -14,16 +14,8 @@ from qbound.curvature.base import Curvature
 from qbound.curvature.low_rank import LowRank
 from qbound.linalg.cg import Solution, checked_solution, conjugate_gradients
 from qbound.linalg.dense import HIGHEST, add_to_diagonal, safe_sqrt, solve_dense
-from qbound.models.base import (
-    BatchMap,
-    axis_flags,
-    example_count,
-    join,
-    logits_shape,
-    normalised,
-    split,
-)
-from qbound.models.linear import KroneckerMap, is_linear_logits, linearise
+from qbound.models.base import BatchMap, axis_flags, example_count, join, normalised, split
+from qbound.models.linear import KroneckerMap, is_linear_logits, linearise, logits_shape
 from qbound.records import record, static
 from qbound.types import Scalar
 

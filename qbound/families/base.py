@@ -45,7 +45,7 @@ class LogPartition(abc.ABC):
     def loss(
         self, logits: Float[Array, "..."], targets: Float[Array, "..."], axis: int
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Of each example: log Z less the logits of the targets, its derivative by logits, and the gradient of log Z."""
+        """Log Z less the logits of the targets, for each example; its derivative by logits; the gradient of log Z."""
 
     @abc.abstractmethod
     def line(self, weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> "LineRows":

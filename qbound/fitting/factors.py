@@ -1,5 +1,6 @@
-"""A Kronecker product of a curvature of labels and one of inputs, for steps of both phases, and its exact core."""
+"""A Kronecker product of a curvature of labels and one of inputs, for steps of both phases, and its exact block."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -8,23 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from qbound.curvature.kronecker import (
+    InputFactor,
+    LabelFactor,
+    factorised_inputs,
+    factorised_labels,
+    solve_in_factors,
+)
 from qbound.fitting.objective import Data, centred, contrasts, extended, hessian_of_loss, sample
 from qbound.linalg.dense import add_to_diagonal, times
-from qbound.linalg.nystrom import leading_eigenvectors
 from qbound.models.inputs import Dense
-from qbound.records import record
 from qbound.types import Scalar
 
 __all__ = [
-    "Core",
-    "InputFactor",
-    "LabelFactor",
-    "core_size",
+    "ExactBlock",
+    "block_size",
+    "exact_block",
     "input_factor",
     "label_factor",
-    "make_core",
-    "no_core",
     "solve",
+    "unknown_block",
 ]
 
 
@@ -40,35 +44,9 @@ _RARE = 1.5
 _LARGEST_SQUARE = 1e20
 
 
-# The most rows of a core, and how many products with the Hessian it may cost; it is damped by so large a part of its
-# mean eigenvalue. There is none with more labels than so many: it would have few inputs.
-_CORE, _CORE_COST, _CORE_DAMPING, _CORE_LABELS = 1024, 10, 1e-6, 64
-
-
-@record
-class InputFactor:
-    """S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales), in float32.
-
-    Without `vectors`, a diagonal; without `rest`, U is square.
-    """
-
-    scales: Float[Array, " e"]
-    values: Float[Array, " r"]
-    vectors: Float[Array, "e r"] | None
-    rest: Float[Array, ""] | None = None
-
-    def mean_value(self) -> Float[Array, ""]:
-        """The mean eigenvalue, of all directions."""
-        e, r = self.scales.size, self.values.size
-        total = jnp.sum(self.values)
-        return (total if self.rest is None else total + (e - r) * self.rest) / e
-
-
-class LabelFactor(NamedTuple):
-    """A = U diag(values) U'; without `vectors`, a diagonal."""
-
-    values: Float[Array, " n"]
-    vectors: Float[Array, "n n"] | None
+# The most rows of an exact block, and how many products with the Hessian it may cost; it is damped by this part of its
+# mean eigenvalue. There is none with more labels than this: it would have few inputs.
+_BLOCK, _BLOCK_COST, _BLOCK_DAMPING, _BLOCK_LABELS = 1024, 10, 1e-6, 64
 
 
 def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | None = None) -> InputFactor:
@@ -96,12 +74,9 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     # In units of the typical column, so that no square leaves the range of float32.
     unit = scales * (largest / typical)
     moments = unit[:, None] * moments * unit[None, :]
-    if rank is None or inputs <= 2 * rank:
-        values, vectors = jnp.linalg.eigh(moments, symmetrize_input=False)
-        return InputFactor(scales, jnp.maximum(values, 0) * typical**2, vectors)
-    values, vectors = leading_eigenvectors(moments, rank)
-    rest = jnp.maximum(jnp.trace(moments) - jnp.sum(values), 0) / (inputs - rank)
-    return InputFactor(scales, values * typical**2, vectors, rest * typical**2)
+    found = factorised_inputs(moments, scales, rank)
+    rest = None if found.rest is None else found.rest * typical**2
+    return InputFactor(scales, found.values * typical**2, found.vectors, rest)
 
 
 def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
@@ -115,14 +90,11 @@ def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
 
 
 def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
-    """Of a matrix (n, n), or of a diagonal (n,)."""
-    if curvature.ndim == 1:
-        return LabelFactor(curvature, None)
-    values, vectors = jnp.linalg.eigh(curvature, symmetrize_input=False)
-    return LabelFactor(jnp.maximum(values, 0), vectors)
+    """Of a matrix (n, n), or of a diagonal (n,), in float32."""
+    return factorised_labels(curvature.astype(jnp.float32))
 
 
-class Core(NamedTuple):
+class ExactBlock(NamedTuple):
     """F with F'F the inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels.
 
     As a factor, what it gives is positive, whatever rounding has done. And whether it is known.
@@ -132,25 +104,25 @@ class Core(NamedTuple):
     known: Bool[Array, ""]
 
 
-def core_size(examples: int, rows: int, labels: int, inputs: int, rank: int) -> int:
-    """On how many of the leading eigenvectors of inputs to have a core, from some of the examples; 0 for none."""
-    if labels > _CORE_LABELS:
+def block_size(examples: int, rows: int, labels: int, inputs: int, rank: int) -> int:
+    """On how many of the leading eigenvectors of inputs to have a block, from some of the examples; 0 for none."""
+    if labels > _BLOCK_LABELS:
         return 0
     # Operations: rows c^2 to form a matrix of c rows, 4 c^3 to invert it, 6 for each input and label of an example.
-    budget = _CORE_COST * 6 * examples * labels * inputs
-    c = min(_CORE, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
+    budget = _BLOCK_COST * 6 * examples * labels * inputs
+    c = min(_BLOCK, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
     return min(rank, c // (labels - 1))
 
 
-def no_core(examples: int, rows: int, labels: int, inputs: InputFactor) -> Core | None:
+def unknown_block(examples: int, rows: int, labels: int, inputs: InputFactor) -> ExactBlock | None:
     """One that is not known yet; None if there will be none."""
-    size = (labels - 1) * core_size(examples, rows, labels, inputs.scales.size, inputs.values.size)
-    return Core(*jax.device_put((np.zeros((size, size), np.float32), np.array(False)))) if size else None
+    size = (labels - 1) * block_size(examples, rows, labels, inputs.scales.size, inputs.values.size)
+    return ExactBlock(*jax.device_put((np.zeros((size, size), np.float32), np.array(False)))) if size else None
 
 
-def make_core(
+def exact_block(
     data: Data, rows: Int[Array, " k"], inputs: InputFactor, l2: Float[Array, " e"], params: Float[Array, "n e"]
-) -> Core | None:
+) -> ExactBlock | None:
     """From some of the rows.
 
     A Kronecker product takes the curvature of labels for the same whatever the inputs are. Where inputs are large and
@@ -158,7 +130,7 @@ def make_core(
     """
     vectors, (n, e) = inputs.vectors, params.shape
     rank = inputs.values.size
-    size = core_size(data.labels.size, rows.size, n, e, rank)
+    size = block_size(data.labels.size, rows.size, n, e, rank)
     if size == 0 or vectors is None:
         return None
     leading = inputs.scales[:, None] * vectors[:, rank - size :]
@@ -166,11 +138,11 @@ def make_core(
     matrix = hessian_of_loss(some_data, params, lambda block: times(extended(block.design, e), leading), size)
     penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)
     matrix = matrix + jnp.kron(jnp.eye(n - 1, dtype=jnp.float32), penalty)
-    damping = _CORE_DAMPING * jnp.mean(jnp.diag(matrix))
+    damping = _BLOCK_DAMPING * jnp.mean(jnp.diag(matrix))
     lower = jnp.linalg.cholesky(add_to_diagonal(matrix, jnp.where(damping > 0, damping, 1)))
     factor = jax.scipy.linalg.solve_triangular(lower, jnp.eye(len(matrix), dtype=jnp.float32), lower=True)
     known = jnp.all(jnp.isfinite(factor))
-    return Core(jnp.where(known, factor, jnp.zeros_like(factor)), known)
+    return ExactBlock(jnp.where(known, factor, jnp.zeros_like(factor)), known)
 
 
 def solve(
@@ -179,44 +151,27 @@ def solve(
     g: Float[Array, "n e"],
     l2: Float[Array, ""],
     relative: Scalar,
-    core: Core | None = None,
+    block: ExactBlock | None = None,
 ) -> Float[Array, "n e"]:
     """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
 
-    With a `core` that is known, that on its part of the space.
+    With an exact `block` that is known, that on its part of the space.
     """
-    dtype, n = g.dtype, len(g)
-    a = labels.values.astype(jnp.float32)[:, None]
-    damping = l2.astype(jnp.float32) + relative * jnp.mean(a) * inputs.mean_value()
+    damping = l2.astype(jnp.float32) + relative * labels.mean_value() * inputs.mean_value()
     # Of size 1, since float32 has a smaller range than g may have.
     size = jnp.max(jnp.abs(g))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-    y = (g / size).astype(jnp.float32) * inputs.scales[None, :]
-    u = None if labels.vectors is None else labels.vectors.astype(jnp.float32)
-
-    def divided(y: Float[Array, "n r"], b: Float[Array, " r"]) -> Float[Array, "n r"]:
-        return y / (a * b[None, :] + damping) if u is None else times(u, times(u.T, y) / (a * b[None, :] + damping))
-
-    if inputs.vectors is None:
-        y = divided(y, inputs.values)
-    else:
-        z = times(y, inputs.vectors)
-        leading = divided(z, inputs.values)
-        if core is not None:
-            leading = _with_core(leading, z, core, n)
-        if inputs.rest is None:
-            y = times(leading, inputs.vectors.T)
-        else:
-            leading = leading - divided(z, jnp.full_like(inputs.values, inputs.rest))
-            y = divided(y, jnp.full_like(inputs.scales, inputs.rest)) + times(leading, inputs.vectors.T)
-    return centred(size * (y * inputs.scales[None, :]).astype(dtype))
+    on_leading = None if block is None else functools.partial(_with_block, block)
+    s = solve_in_factors(labels, inputs, (g / size).astype(jnp.float32), damping, on_leading)
+    return centred(size * s.astype(g.dtype))
 
 
-def _with_core(y: Float[Array, "n e"], z: Float[Array, "n e"], core: Core, n: int) -> Float[Array, "n e"]:
-    """What was solved for z, on leading eigenvectors by a core that is known."""
-    rest = y.shape[1] - len(core.factor) // (n - 1)
+def _with_block(block: ExactBlock, y: Float[Array, "n e"], z: Float[Array, "n e"]) -> Float[Array, "n e"]:
+    """What was solved for z, on leading eigenvectors by a block that is known."""
+    n = len(y)
+    rest = y.shape[1] - len(block.factor) // (n - 1)
     q = contrasts(n, jnp.float32)
     leading = times(q.T, z[:, rest:])
-    solved = times(core.factor.T, times(core.factor, leading.reshape(-1, 1)))
+    solved = times(block.factor.T, times(block.factor, leading.reshape(-1, 1)))
     leading = times(q, solved.reshape(leading.shape))
-    return jnp.concatenate([y[:, :rest], jnp.where(core.known, leading, y[:, rest:])], axis=1)
+    return jnp.concatenate([y[:, :rest], jnp.where(block.known, leading, y[:, rest:])], axis=1)

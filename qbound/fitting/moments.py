@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qbound.fitting.factors import InputFactor
+from qbound.curvature.kronecker import InputFactor, factorised_inputs
 from qbound.linalg.dense import times
 from qbound.optimizers.kronecker_factors import input_scales
 
@@ -107,8 +107,7 @@ def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
 def matrix_factor(moments: Float[Array, "e e"]) -> InputFactor:
     """Of mean moments, in the scales of KSPFB."""
     scales = input_scales(jnp.diag(moments))
-    values, vectors = jnp.linalg.eigh(scales[:, None] * moments * scales[None, :], symmetrize_input=False)
-    return InputFactor(scales, jnp.maximum(values, 0), vectors)
+    return factorised_inputs(scales[:, None] * moments * scales[None, :], scales, None)
 
 
 def _scales(squares: Float[Array, " e"]) -> Float[Array, " e"]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qbound import compiler
-from qbound.fitting.factors import Core, InputFactor, label_factor, solve
+from qbound.curvature.kronecker import InputFactor
+from qbound.fitting.factors import ExactBlock, label_factor, solve
 from qbound.fitting.line import step_length
 from qbound.fitting.objective import LinearObjective, LinearPoint, centred, contrasts, sample
 from qbound.fitting.step import descent_direction, forcing_tolerance
@@ -59,7 +60,7 @@ def newton_step(
     objective: LinearObjective,
     params: Float[Array, "n e"],
     inputs: InputFactor | None,
-    core: Core | None,
+    block: ExactBlock | None,
     tolerance: Float[Array, ""],
     first_norm: Float[Array, ""],
     *,
@@ -71,7 +72,7 @@ def newton_step(
       objective: what to minimise.
       params: W.
       inputs: the factor of inputs, for the solver "kronecker".
-      core: of its preconditioner, or None.
+      block: the exact block of its preconditioner, or None.
       tolerance: of the gradient norm.
       first_norm: the gradient norm at the start; 0 if this is the start.
       solver: of Newton's system.
@@ -81,7 +82,7 @@ def newton_step(
 
     def step():
         cg_tolerance = forcing_tolerance(point.gradient_norm, first_norm, tolerance, _LOOSEST)
-        s, cg_steps = _direction(objective, point, inputs, core, cg_tolerance, solver)
+        s, cg_steps = _direction(objective, point, inputs, block, cg_tolerance, solver)
         line = objective.line(point, s)
         one = jnp.ones_like(zero)
         step = step_length(line, is_local=True, search=True, eta=one)
@@ -127,7 +128,7 @@ def newton_on_sample(
 
 
 def _direction(
-    objective: LinearObjective, point: LinearPoint, inputs, core, cg_tolerance, solver: NewtonSolver
+    objective: LinearObjective, point: LinearPoint, inputs, block, cg_tolerance, solver: NewtonSolver
 ) -> tuple[Array, Array]:
     """An approximate solution of H s = g along which the objective falls, and the iterations of CG."""
     g = centred(point.gradient)
@@ -140,7 +141,7 @@ def _direction(
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, core)
+            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
     else:
         scale = objective.hessian_diagonal(point.params)
         scale = 1 / jnp.where(scale > 0, scale, 1)

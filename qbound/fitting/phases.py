@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array
 
 from qbound import checks, compiler
-from qbound.fitting.factors import Core, InputFactor, input_factor, make_core, no_core
+from qbound.curvature.kronecker import InputFactor
+from qbound.fitting.factors import ExactBlock, exact_block, input_factor, unknown_block
 from qbound.fitting.newton import NewtonSolver, evaluate, newton_on_sample, newton_step
 from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.quasi_newton import LbfgsMemory, empty_memory, lbfgs_steps
@@ -355,7 +356,7 @@ class _Method(NamedTuple):
     solver: NewtonSolver
     first_norm: float = 0.0
     factor: InputFactor | None = None
-    block: Core | None = None
+    block: ExactBlock | None = None
 
     @property
     def moment_rows(self) -> np.ndarray:
@@ -368,7 +369,7 @@ class _Method(NamedTuple):
             factor = quick
         else:
             factor = _input_factor(data, rows, self.objective.l2.size)
-        return self._replace(factor=factor, block=no_core(data.labels.size, rows.size, len(at.params), factor))
+        return self._replace(factor=factor, block=unknown_block(data.labels.size, rows.size, len(at.params), factor))
 
     def with_block(self, params) -> "_Method":
         """With the exact block of the preconditioner at these parameters."""
@@ -417,7 +418,7 @@ def _is_enough(factor: InputFactor, at: _Reached, l2) -> bool:
 
 
 _input_factor = compiler.jit(input_factor, static_argnums=(2, 3))
-_exact_block = compiler.jit(make_core)
+_exact_block = compiler.jit(exact_block)
 
 
 def _spread_rows(rows: int, count: int) -> np.ndarray:

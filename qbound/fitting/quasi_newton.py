@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import compiler
-from qbound.fitting.factors import Core, InputFactor, label_factor, solve
+from qbound.curvature.kronecker import InputFactor
+from qbound.fitting.factors import ExactBlock, label_factor, solve
 from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.step import has_gained, rounding_of
 from qbound.linalg.dense import times
@@ -90,7 +91,7 @@ def lbfgs_steps(
     point: LinearPoint,
     memory: LbfgsMemory,
     inputs: InputFactor,
-    core: Core | None,
+    block: ExactBlock | None,
     tolerance: Float[Array, ""],
     max_steps: Int[Array, ""],
 ) -> LbfgsSteps:
@@ -101,7 +102,7 @@ def lbfgs_steps(
       point: where to start.
       memory: of the steps before.
       inputs: the factor of inputs.
-      core: of the preconditioner, or None.
+      block: of the preconditioner, or None.
       tolerance: of the gradient norm.
       max_steps: the most steps to take.
     """
@@ -114,7 +115,7 @@ def lbfgs_steps(
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, core)
+            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
 
         s = lbfgs_direction(at.memory, point.gradient, precondition)
         new, is_taken = _search(objective, point, s)

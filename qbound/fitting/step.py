@@ -25,8 +25,8 @@ from qbound.fitting.line import Line, StepLength, make_line, step_length
 from qbound.fitting.results import Certificate, MMInfo, MMState, Result
 from qbound.linalg import cg
 from qbound.linalg.dense import solve_scaled
-from qbound.models.base import BatchMap, full_weights, logits_shape, normalised
-from qbound.models.linear import KroneckerMap, linearise
+from qbound.models.base import BatchMap, full_weights, normalised
+from qbound.models.linear import KroneckerMap, linearise, logits_shape
 from qbound.records import record, static
 from qbound.types import Order, Scalar, working_dtype
 

@@ -1,4 +1,4 @@
-"""Fast first progress: an epoch of steps on batches, with the Kronecker-factored curvature of the bound (KSPFB)."""
+"""Fast first progress: an epoch of steps of KSPFB on batches, in arrays that have labels first."""
 
 from typing import NamedTuple
 
@@ -7,45 +7,49 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qbound import compiler
-from qbound.fitting.factors import InputFactor, LabelFactor, label_factor, solve
+from qbound.curvature.kronecker import InputFactor, LabelFactor
+from qbound.families.softmax import Softmax
+from qbound.fitting.factors import label_factor, solve
 from qbound.fitting.objective import Data, centred, one_hot
 from qbound.models.inputs import Dense
 from qbound.optimizers.kronecker_factors import mean_label_curvature
+from qbound.optimizers.kspfb import (
+    LABEL_EXAMPLES,
+    MOMENTUM,
+    RELATIVE_DAMPING,
+    KspfbMean,
+    batch_damping,
+    mean_direction,
+    no_directions_yet,
+)
 
 __all__ = [
     "Iterate",
-    "LABEL_EXAMPLES",
     "LABEL_LIMIT",
     "epoch",
     "first_iterate",
+    "kspfb_step",
     "label_curvature",
-    "moved",
-    "relative_damping",
     "residuals",
-    "with_direction",
 ]
 
-
-# The defaults of `qbound.kspfb`.
-_MOMENTUM, _RELATIVE_DAMPING, _TYPICAL_BATCH, LABEL_EXAMPLES = 0.8, 2.0, 1000, 256
-
-
-# Up to so many labels the mean curvature of the bound is a matrix.
+# Up to this many labels the mean curvature of the bound is a matrix.
 LABEL_LIMIT = 500
 
 
 class Iterate(NamedTuple):
-    """The parameters, and the mean of directions as a sum with forgetting and the weight of that sum."""
+    """The parameters, and the directions so far."""
 
     params: Float[Array, "n e"]
-    mean: Float[Array, "n e"]
-    mean_weight: Float[Array, ""]
+    directions: KspfbMean
 
 
 def first_iterate(params: Float[Array, "n e"]) -> Iterate:
     """In float32: this phase is for the first digits."""
     params = params.astype(jnp.float32)
-    return Iterate(params, jnp.zeros_like(params), jnp.zeros((), jnp.float32))
+    directions = no_directions_yet(params, MOMENTUM)
+    assert directions is not None
+    return Iterate(params, directions)
 
 
 @compiler.jit
@@ -69,14 +73,14 @@ def epoch(
     """
     count = len(batches)
     labels = label_factor(label_curvature(_batch(data, batches[0, :LABEL_EXAMPLES]), iterate.params))
-    relative = jnp.asarray(relative_damping(batches.shape[1]), jnp.float32)
+    relative = jnp.asarray(batch_damping(RELATIVE_DAMPING, batches.shape[1]), jnp.float32)
     e = iterate.params.shape[1]
 
     def one(iterate, of_step):
         rows, rate = of_step
         batch = _batch(data, rows)
         g = count * batch.pull_back(residuals(batch, iterate.params), e)
-        return moved(iterate, g, l2, labels, inputs, rate, relative), None
+        return kspfb_step(iterate, g, l2, labels, inputs, rate, relative), None
 
     return jax.lax.scan(one, iterate, (batches, rates))[0]
 
@@ -87,7 +91,7 @@ def residuals(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "n b"]:
     return p - one_hot(batch.labels, len(p), p.dtype)
 
 
-def moved(
+def kspfb_step(
     iterate: Iterate,
     gradient: Float[Array, "n e"],
     l2: Float[Array, " e"],
@@ -99,18 +103,10 @@ def moved(
     """After one step, for the gradient of the mean loss without its penalty."""
     l2 = l2.astype(jnp.float32)
     g = centred(gradient) + l2[None, :] * iterate.params
-    mean, weight = with_direction(iterate, solve(labels, inputs, g, jnp.max(l2), relative))
-    return Iterate(iterate.params - rate / weight * mean, mean, weight)
-
-
-def with_direction(iterate: Iterate, s: Float[Array, "n e"]) -> tuple[Float[Array, "n e"], Float[Array, ""]]:
-    """The sum of directions with one more, and its weight."""
-    return _MOMENTUM * iterate.mean + s, _MOMENTUM * iterate.mean_weight + 1
-
-
-def relative_damping(examples: int) -> float:
-    """Of a batch: small ones have noisy gradients."""
-    return _RELATIVE_DAMPING * max(1.0, _TYPICAL_BATCH / examples)
+    s = solve(labels, inputs, g, jnp.max(l2), relative)
+    mean, directions = mean_direction(iterate.directions, s, MOMENTUM, False)
+    assert directions is not None
+    return Iterate(iterate.params - rate * mean, directions)
 
 
 def _batch(data: Data, rows) -> Data:
@@ -127,4 +123,4 @@ def label_curvature(batch: Data, params: Float[Array, "n e"]) -> Float[Array, ".
     total = jnp.sum(batch.weights)
     even = jnp.full_like(batch.weights, 1 / len(batch.weights))
     weights = jnp.where(total > 0, batch.weights / jnp.where(total > 0, total, 1), even)
-    return mean_label_curvature(batch.logits(params).T, weights, "max_first")
+    return mean_label_curvature(batch.logits(params).T, weights, Softmax())

@@ -17,21 +17,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import compiler
+from qbound.curvature.kronecker import InputFactor
 from qbound.fitting import label_means
-from qbound.fitting.factors import InputFactor, label_factor, solve
+from qbound.fitting.factors import label_factor, solve
 from qbound.fitting.label_means import Sums, bound_quadratics
 from qbound.fitting.moments import Sketch, matrix_factor, no_sketch, sketch_factor, turned, with_rows
 from qbound.fitting.objective import Data, centred, extended, one_hot
-from qbound.fitting.stochastic import (
-    LABEL_EXAMPLES,
-    Iterate,
-    first_iterate,
-    label_curvature,
-    relative_damping,
-    with_direction,
-)
+from qbound.fitting.stochastic import Iterate, first_iterate, label_curvature
 from qbound.linalg.dense import times
 from qbound.models.inputs import Dense
+from qbound.optimizers.kspfb import (
+    LABEL_EXAMPLES,
+    MOMENTUM,
+    RELATIVE_DAMPING,
+    KspfbMean,
+    batch_damping,
+    mean_direction,
+)
 
 __all__ = ["Stream", "consume", "first_stream", "rescaled"]
 
@@ -157,7 +159,7 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     count = steps.astype(jnp.float32)
     rate = _FIRST_RATE / (1 + count / _FLAT_STEPS) ** _POWER
     # Steps that have become short need less damping against the noise of gradients.
-    relative = rate / _FIRST_RATE * jnp.asarray(relative_damping(len(x)), jnp.float32)
+    relative = rate / _FIRST_RATE * jnp.asarray(batch_damping(RELATIVE_DAMPING, len(x)), jnp.float32)
     if isinstance(moments, Sketch):
         relative = _SKETCH_DAMPING * relative
     longest = _SKETCH_LIMIT if isinstance(moments, Sketch) else _LIMIT
@@ -167,7 +169,7 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     logits = jnp.where(known[:, None], batch.logits(stream.iterate.params), label_means.ABSENT)
     g = _gradient(task, stream.iterate.params, logits)
     s = _of_known(solve(label_factor(curvature), factor, g, jnp.max(task.l2), relative), known)
-    iterate = _moved(task, stream.iterate, logits, g, s, rate, longest)
+    iterate = _step_within_bound(task, stream.iterate, logits, g, s, rate, longest)
     share = 9 / (count + 8)
     average = (1 - share) * stream.average + share * iterate.params
     factor_weight = jnp.where(due, weight, stream.factor_weight)
@@ -219,7 +221,7 @@ def _of_known(v: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, 
     return keep * (v - jnp.sum(keep * v, axis=0, keepdims=True) / jnp.maximum(jnp.sum(keep), 1))
 
 
-def _moved(
+def _step_within_bound(
     task: _Task,
     iterate: Iterate,
     logits: Float[Array, "n b"],
@@ -229,11 +231,13 @@ def _moved(
     longest: float,
 ) -> Iterate:
     """After one step along the mean of directions, or along `s` where the objective would rise along the mean."""
-    mean, weight = with_direction(iterate, s)
+    mean, directions = mean_direction(iterate.directions, s, MOMENTUM, False)
+    assert directions is not None
     falls = jnp.sum(g * _of_known(mean, task.known)) > 0
-    mean, weight = jax.tree.map(lambda a, b: jnp.where(falls, a, b), (mean, weight), (s, jnp.ones_like(weight)))
+    alone = s, KspfbMean(s, jnp.ones_like(directions.kspfb_mean_weight))
+    mean, directions = jax.tree.map(lambda a, b: jnp.where(falls, a, b), (mean, directions), alone)
     # Of size 1, so that no square leaves the range of float32.
-    d = _of_known(mean, task.known) / weight
+    d = _of_known(mean, task.known)
     largest = jnp.max(jnp.abs(d))
     size: Array = jnp.where(largest > 0, largest, 1)  # pyright: ignore[reportAssignmentType]
     unit = d / size
@@ -248,4 +252,4 @@ def _moved(
     # Where there is no curvature there is no slope either.
     least = jnp.finfo(curvature.dtype).tiny
     limit = jnp.where(curvature > least, longest * jnp.maximum(slope, 0) / jnp.maximum(curvature, least), 0)
-    return Iterate(iterate.params - jnp.minimum(rate * size, limit) * unit, mean, weight)
+    return Iterate(iterate.params - jnp.minimum(rate * size, limit) * unit, directions)

@@ -20,12 +20,10 @@ __all__ = [
     "JacobianMap",
     "LinearMap",
     "axis_flags",
-    "checked_logits",
     "example_count",
     "full_weights",
     "join",
     "linearised",
-    "logits_shape",
     "normalised",
     "split",
 ]
@@ -203,29 +201,6 @@ class JacobianMap(BatchMap):
         return self.map.transpose_rows(units).reshape(b, n, -1)
 
 
-def checked_logits(logits: Any) -> Any:
-    """What a model returned, or its shape and dtype, unless it cannot be logits."""
-    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
-    if shape is None or dtype is None or len(shape) < 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
-        got = f"{dtype} of shape {shape}" if shape is not None else f"{logits!r}"
-        raise ValueError(
-            "logits_fn: expected it to return float logits of shape (examples, labels) or (..., labels), with at least "
-            f"one example; got {got}"
-        )
-    if shape[-1] == 1:
-        raise ValueError(
-            f"logits_fn: expected logits of at least two labels; got shape {shape}. The softmax of one label is always "
-            "1: for a binary model with one logit h, return the logits (0, h)"
-        )
-    # Of what a model closes over nothing else is known.
-    checks.outside_shard_map(logits_fn=logits)
-    return logits
-
-
-def _rows(logits):
-    return checked_logits(logits).reshape(-1, logits.shape[-1])
-
-
 # The curvature of a model on a batch, whole or in pieces; the one place that says mean.
 #
 # Inputs are any tree of arrays. Its leaves have a leading axis of examples, except those that all examples share, such
@@ -251,14 +226,6 @@ def full_weights(name: str, weights: Any, shape: tuple[int, ...], dtype: Any) ->
         raise ValueError(f"{name}: expected shape {expected}, one for each example; got shape {weights.shape}")
     weights = weights.astype(dtype).reshape(weights.shape + (1,) * (len(shape) - weights.ndim))
     return jnp.broadcast_to(weights, shape)
-
-
-def logits_shape(logits_fn: Callable, params: Any, inputs: Any) -> tuple[int, ...]:
-    """The shape (..., n) of the logits of a batch, without computing them."""
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(inputs)):
-        return checked_logits(jax.eval_shape(logits_fn, params, inputs)).shape
-    # Closed over, so that a flag among the inputs stays a Python value.
-    return checked_logits(jax.eval_shape(lambda params: logits_fn(params, inputs), params)).shape
 
 
 def split(name: str, inputs: Any, axes: Any) -> tuple[list[Any], list[Any]]:

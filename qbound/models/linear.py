@@ -12,22 +12,21 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.extend.core import Literal
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Shaped
 
+from qbound import checks
 from qbound.linalg.dense import HIGHEST, times
-from qbound.models.base import BatchMap, FunctionPair, JacobianMap, _rows, linearised
-from qbound.records import record
+from qbound.models.base import BatchMap, FunctionPair, JacobianMap, linearised
+from qbound.models.same_program import same_program
+from qbound.records import record, static
 from qbound.types import working_dtype
 
-__all__ = ["KroneckerMap", "is_linear_logits", "linear_logits", "linearise", "same_program"]
+__all__ = ["KroneckerMap", "MatrixLayout", "is_linear_logits", "linear_logits", "linearise"]
 
 
-# Up to so many labels, products of residuals and inputs are narrow.
+# Up to this many labels, products of residuals and inputs are narrow.
 _FEW_LABELS = 128
 
 
@@ -105,81 +104,144 @@ def _weights_and_bias(params):
 
 @final
 @record
+class MatrixLayout:
+    """How a tree of weights (d, n) or (n, d), and at most one bias (n,), becomes one matrix W (n, e), labels by inputs.
+
+    The bias is the last column: then e = d + 1, and inputs have a 1 at their end.
+    """
+
+    structure: Any = static()
+    shapes: tuple = static()  # of the leaves, with their dtypes
+    output_axis: int = static(default=1)  # of the weights, that of labels
+
+    def domain(self) -> Any:
+        """The tree, as shapes and dtypes."""
+        return self.structure.unflatten(self.shapes)
+
+    def has_bias(self) -> bool:
+        """Whether there is a bias."""
+        return any(len(leaf.shape) == 1 for leaf in self.shapes)
+
+    def shape(self) -> tuple[int, int]:
+        """(n, e)."""
+        weights = next(leaf.shape for leaf in self.shapes if len(leaf.shape) == 2)
+        n, d = weights if self.output_axis == 0 else weights[::-1]
+        return n, d + self.has_bias()
+
+    def with_ones(self, inputs: Float[Array, "b d"]) -> Float[Array, "b e"]:
+        """Inputs with a 1 at the end of each if there is a bias: then the logits are W x."""
+        if not self.has_bias():
+            return inputs
+        return jnp.concatenate([inputs, jnp.ones((len(inputs), 1), inputs.dtype)], axis=1)
+
+    def to_matrix(self, tree: Any) -> Float[Array, "n e"]:
+        """The matrix of a tree."""
+        leaves = jax.tree.leaves(tree)
+        weights = next(leaf for leaf in leaves if leaf.ndim == 2)
+        matrix = weights if self.output_axis == 0 else weights.T
+        bias = [leaf[:, None] for leaf in leaves if leaf.ndim == 1]
+        return jnp.concatenate([matrix, *bias], axis=1) if bias else matrix
+
+    def to_tree(self, matrix: Shaped[Array, "n e"]) -> Any:
+        """The inverse of `to_matrix`, in the dtypes of the leaves."""
+        weights = matrix[:, :-1] if self.has_bias() else matrix
+        weights = weights if self.output_axis == 0 else weights.T
+        parts = (weights if len(leaf.shape) == 2 else matrix[:, -1] for leaf in self.shapes)
+        return self.structure.unflatten([x.astype(leaf.dtype) for x, leaf in zip(parts, self.shapes, strict=True)])
+
+    def to_vectors(self, matrices: Float[Array, "k n e"]) -> Float[Array, "k p"]:
+        """Each matrix as its tree, laid out as one vector."""
+        return jax.vmap(lambda matrix: ravel_pytree(self.to_tree(matrix))[0])(matrices)
+
+    def to_matrices(self, vectors: Float[Array, "k p"]) -> Float[Array, "k n e"]:
+        """The inverse of `to_vectors`."""
+        _, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.domain()))
+        return jax.vmap(lambda vector: self.to_matrix(unravel(vector)))(vectors)
+
+
+def layout_of_linear(params: Any) -> MatrixLayout:
+    """That of the parameters of `linear_logits`."""
+    _weights_and_bias(params)
+    leaves, structure = jax.tree.flatten(params)
+    return MatrixLayout(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+@final
+@record
 class KroneckerMap(BatchMap):
-    """J v = X V + 1 c' for parameters V (d, n), and c (n,) where there is a bias: `linear_logits`."""
+    """J v = X V' for parameters that are one matrix V (n, e): `linear_logits`."""
 
     map: FunctionPair
-    inputs: Float[Array, "b d"]
+    inputs: Float[Array, "b e"]  # with a 1 at the end of each if there is a bias
+    layout: MatrixLayout
 
     def rows(self, factors):
-        def row(f, x):
-            return ravel_pytree(self._tree(x[:, None] * f[None, :], f))[0]
-
-        by_example = jax.vmap(jax.vmap(row, in_axes=(0, None)))(factors, self.inputs)
-        return by_example.reshape(-1, by_example.shape[-1])
+        by_example = factors[:, :, :, None] * self.inputs[:, None, None, :]
+        return self.layout.to_vectors(by_example.reshape(-1, *by_example.shape[2:]))
 
     def row_products(self, factors):
         b, r, n = factors.shape
         flat = factors.reshape(b * r, n)
-        inputs = jnp.matmul(self.inputs, self.inputs.T, precision=HIGHEST) + self._has_bias()
-        products = jnp.matmul(flat, flat.T, precision=HIGHEST).reshape(b, r, b, r)
+        inputs = times(self.inputs, self.inputs.T)
+        products = times(flat, flat.T).reshape(b, r, b, r)
         return (products * inputs[:, None, :, None]).reshape(b * r, b * r)
 
     def sandwich(self, factors):
-        # sum_j M_j (x) x_j x_j', a row of labels at a time, so that the largest array but the result is (b, n, d).
-        x = self.extended_inputs()
+        # sum_j M_j (x) x_j x_j', a row of labels at a time, so that the largest array but the result is (b, n, e).
+        x = self.inputs
         labels = jnp.einsum("jrk,jrl->kjl", factors, factors, precision=HIGHEST)
         blocks = jax.lax.map(
-            lambda m: jnp.einsum("jd,jel->del", x, x[:, :, None] * m[:, None, :], precision=HIGHEST), labels
+            lambda m: jnp.einsum("jd,jle->dle", x, m[:, :, None] * x[:, None, :], precision=HIGHEST), labels
         )
-        matrix = jnp.moveaxis(blocks, 0, 1)
-        p = matrix.shape[0] * matrix.shape[1]
-        matrix = matrix.reshape(p, p)
-        place = self.places()
-        return matrix if place is None else matrix[place][:, place]
-
-    def extended_inputs(self) -> Float[Array, "b e"]:
-        """The inputs, with a 1 at the end of each if there is a bias: then the logits are X W for one matrix W."""
-        x = self.inputs
-        return jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1) if self._has_bias() else x
-
-    def places(self) -> Int[Array, " p"] | None:
-        """For each parameter, in the order of the leaves of the tree, its place in that matrix; None if the same."""
-        if not self._has_bias():
-            return None
-        d, n = self.inputs.shape[1] + 1, self.shape()[1]
-        place = jnp.arange(d * n).reshape(d, n)
-        return ravel_pytree(self._tree(place[:-1], place[-1]))[0]
+        n, e = blocks.shape[:2]
+        columns = self.layout.to_vectors(blocks.reshape(n * e, n, e))
+        return self.layout.to_vectors(columns.T.reshape(-1, n, e))
 
     def solve_one(self, curvature: Any, g: Any, damping: Array) -> Any:
         """(M (x) xx' + c I)^-1 g for a batch of one with label curvature M, in O(n + n d).
 
-        With G the gradient as (d, n) and x the input, with a 1 at its end if there is a bias: along x the system is
-        (|x|^2 M + c I) y = G'x, across it G is divided by c. What rounding leaves of G along x must not be divided by
-        c, so it is taken out twice.
+        With G the gradient as a matrix and x the input: along x the system is (|x|^2 M + c I) y = G x, across it G is
+        divided by c. What rounding leaves of G along x must not be divided by c, so it is taken out twice.
         """
         x = self.inputs[0]
-        xx = jnp.sum(x * x) + self._has_bias()
-        xx = jnp.where(xx == 0, 1, xx)  # x = 0: nothing but the damping is left, and G'x = 0
-
-        def along(g):
-            weights, bias = _weights_and_bias(g)
-            return (times(x, weights) + (0 if bias is None else bias)) / xx
+        xx = jnp.sum(x * x)
+        xx = jnp.where(xx == 0, 1, xx)  # x = 0: nothing but the damping is left, and G x = 0
 
         def outer(u):
-            return self._tree(x[:, None] * u[None, :], u)
+            return u[:, None] * x[None, :]
 
-        def across(g):
-            return jax.tree.map(jnp.subtract, g, outer(along(g)))
+        g = self.layout.to_matrix(g)
+        y = curvature.solve(times(g, x) / xx, damping / xx)
+        for _ in range(2):
+            g = g - outer(times(g, x) / xx)
+        return self.layout.to_tree(g / damping + outer(y / xx))
 
-        y = curvature.solve(along(g), damping / xx)
-        return jax.tree.map(lambda a, b: a / damping + b, across(across(g)), outer(y / xx))
 
-    def _has_bias(self) -> int:
-        return len(jax.tree.leaves(self.domain())) - 1
+def checked_logits(logits: Any) -> Any:
+    """What a model returned, or its shape and dtype, unless it cannot be logits."""
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
+    if shape is None or dtype is None or len(shape) < 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
+        got = f"{dtype} of shape {shape}" if shape is not None else f"{logits!r}"
+        raise ValueError(
+            "logits_fn: expected it to return float logits of shape (examples, labels) or (..., labels), with at least "
+            f"one example; got {got}"
+        )
+    if shape[-1] == 1:
+        raise ValueError(
+            f"logits_fn: expected logits of at least two labels; got shape {shape}. The softmax of one label is always "
+            "1: for a binary model with one logit h, return the logits (0, h)"
+        )
+    # Of what a model closes over nothing else is known.
+    checks.outside_shard_map(logits_fn=logits)
+    return logits
 
-    def _tree(self, weights, bias):
-        return jax.tree.map(lambda leaf: weights if len(leaf.shape) == 2 else bias, self.domain())
+
+def logits_shape(logits_fn: Callable, params: Any, inputs: Any) -> tuple[int, ...]:
+    """The shape (..., n) of the logits of a batch, without computing them."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(inputs)):
+        return checked_logits(jax.eval_shape(logits_fn, params, inputs)).shape
+    # Closed over, so that a flag among the inputs stays a Python value.
+    return checked_logits(jax.eval_shape(lambda params: logits_fn(params, inputs), params)).shape
 
 
 def linearise(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Float[Array, "b n"], BatchMap]:
@@ -188,11 +250,16 @@ def linearise(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Float[Arra
     Those must be float32 at least.
     """
     dtype = working_dtype(*jax.tree.leaves(params))
-    logits, pair = linearised(lambda params: _rows(logits_fn(params, inputs)), params)
+
+    def rows(params):
+        logits = checked_logits(logits_fn(params, inputs))
+        return logits.reshape(-1, logits.shape[-1])
+
+    logits, pair = linearised(rows, params)
     logits = logits.astype(dtype)
     if is_linear_logits(logits_fn, params, inputs):
-        inputs = jnp.asarray(inputs)
-        return logits, KroneckerMap(pair, inputs.reshape(-1, inputs.shape[-1]).astype(dtype))
+        inputs, layout = jnp.asarray(inputs), layout_of_linear(params)
+        return logits, KroneckerMap(pair, layout.with_ones(inputs.reshape(-1, inputs.shape[-1]).astype(dtype)), layout)
     return logits, JacobianMap(pair)
 
 
@@ -213,57 +280,3 @@ def is_linear_logits(logits_fn: Callable, params: Any, inputs: Any) -> bool:
         return lambda params, v, inputs: jax.jvp(lambda params: function(params, inputs), (params,), (v,))
 
     return same_program(with_derivative(logits_fn), with_derivative(linear_logits), params, params, inputs)
-
-
-# Whether two functions are the same computation, whatever they are wrapped in.
-
-
-# Primitives that do nothing but run the program they hold.
-_CALLS = ("jit", "pjit", "closed_call", "checkpoint", "remat2")
-
-
-def same_program(f: Callable, g: Callable, *arguments: Any) -> bool:
-    """Whether both trace to the same operations on the same values, with `jax.jit` and `jax.checkpoint` seen through.
-
-    Arguments are trees of arrays, traced ones too, or of `jax.ShapeDtypeStruct`. True is certain: an operation that
-    holds a program of its own, such as a loop, and a constant array, count as different.
-    """
-    return _program(f, arguments) == _program(g, arguments)
-
-
-def _program(function, arguments) -> tuple[list, list, Any]:
-    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    operations: list = []
-    inputs = [("argument", k) for k in range(len(closed.jaxpr.invars))]
-    outputs = _run(closed.jaxpr, closed.consts, inputs, operations)
-    return operations, outputs, jax.tree.structure(result)
-
-
-def _run(jaxpr, constants, inputs, operations) -> list:
-    """The names of the outputs; the operations that make them are appended to `operations`."""
-    names = dict(zip(jaxpr.constvars, map(_constant, constants), strict=True))
-    names |= dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def name(value):
-        return _constant(value.val) if isinstance(value, Literal) else names[value]
-
-    for equation in jaxpr.eqns:
-        inputs = [name(value) for value in equation.invars]
-        if equation.primitive.name in _CALLS:
-            inner = equation.params["jaxpr"]
-            # A closed one holds its constants; an open one has none.
-            outputs = _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs, operations)
-        else:
-            outputs = [("result", len(operations), k) for k in range(len(equation.outvars))]
-            types = [str(variable.aval) for variable in equation.outvars]
-            operations.append((equation.primitive, equation.params, inputs, types))
-        names.update(zip(equation.outvars, outputs, strict=True))
-    return [name(value) for value in jaxpr.outvars]
-
-
-def _constant(value) -> tuple:
-    """A name: the value if it is a number that is known, else one that nothing else has. A random key is no number."""
-    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
-    if np.ndim(value) == 0 and not is_key and not isinstance(value, Tracer):
-        return "number", str(np.asarray(value).dtype), np.asarray(value).tobytes()
-    return "array", object()

@@ -6,7 +6,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from qbound import checks, trees
 from qbound.types import Scalar, working_dtype
@@ -21,6 +21,7 @@ __all__ = [
     "is_narrow",
     "keep_params_finite",
     "parameter_dtype",
+    "rate_at",
     "runs_away",
     "stays_finite",
     "widen_floats",
@@ -82,6 +83,11 @@ def parameter_dtype(params: Any) -> Any:
 def as_number(number: Scalar, params: Any) -> Array:
     """A scalar in that dtype."""
     return jnp.asarray(number, parameter_dtype(params))
+
+
+def rate_at(rate: Any, count: Int[Array, ""], params: Any) -> Array:
+    """A learning rate, a number or a schedule, at a step."""
+    return as_number(rate(count) if callable(rate) else rate, params)  # pyright: ignore[reportArgumentType]
 
 
 # Transforms that solve with a curvature they keep, and that can precondition SPFB with it.

@@ -1,6 +1,6 @@
 """The two factors of KSPFB: running averages of a label curvature and of second moments of inputs.
 
-For logits W'x the curvature of a batch is mean_j M_j (x) x_j x_j'. In its place stands A (x) B with A = mean_j M_j and
+For logits W x the curvature of a batch is mean_j M_j (x) x_j x_j'. In its place stands A (x) B with A = mean_j M_j and
 B = mean_j x_j x_j', each averaged over batches: as if M_j and x_j were independent. That is no upper bound of the
 curvature. With Böhning's A = 1/2 (I - 11'/n), the same for all examples, it is one: A (x) B = mean_j A (x) x_j x_j'.
 """
@@ -10,73 +10,79 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from qbound.curvature import Kronecker
-from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
-from qbound.families.softmax import log_partition_bound
+from qbound import trees
+from qbound.curvature.kronecker import (
+    BohningLabels,
+    InputFactor,
+    LabelFactor,
+    SpectralLabels,
+    factorised_inputs,
+    factorised_labels,
+)
+from qbound.families.base import LogPartition
 from qbound.linalg.dense import HIGHEST, times
-from qbound.linalg.nystrom import leading_eigenvectors
-from qbound.models.linear import is_linear_logits, linear_logits
-from qbound.types import Order, working_dtype
+from qbound.models.linear import MatrixLayout, is_linear_logits, linear_logits
+from qbound.types import working_dtype
 
 __all__ = [
-    "INPUT_FIELDS",
     "KspfbFactors",
-    "curvature_of",
+    "KspfbInputs",
+    "KspfbLabels",
     "empty_factors",
     "input_scales",
+    "label_factor",
     "layout_of",
-    "mean_input_value",
     "mean_label_curvature",
     "second_moments",
-    "with_inputs",
-    "with_labels",
+    "updated_inputs",
+    "updated_labels",
 ]
 
-
-# Above so many labels the label curvature is Böhning's: an n x n eigendecomposition would dwarf the rest.
+# Above this many labels the label curvature is Böhning's: an n x n eigendecomposition would dwarf the rest.
 LABELS_LIMIT = 1000
-
-
-# At most so many numbers of the n x n curvatures of single examples at a time.
+# At most this many numbers of the n x n curvatures of single examples at a time.
 CHUNK = 2**22
-
-
-# At most so many numbers of inputs at a time, where they must be copied.
+# At most this many numbers of inputs at a time, where they must be copied.
 MOMENTS = 2**24
-
-
-# With more inputs than so many, no e x e matrices are made: in float32 one has 4 GiB.
+# With more inputs than this, no e x e matrices are made: in float32 one has 4 GiB.
 INPUTS_LIMIT = 2**15
 
 
-class KspfbFactors(NamedTuple):
-    """Sums over batches with forgetting, and the eigenvectors of their means when last factorised.
+class KspfbInputs(NamedTuple):
+    """The factor of inputs.
 
     Attributes:
-      factor_labels: the sum of A; None if A is Böhning's.
-      factor_inputs: the sum of B.
-      factor_label_batches: of how many batches A is.
-      factor_input_batches: of how many batches B is.
-      factor_label_values: eigenvalues of A.
-      factor_label_vectors: its eigenvectors.
-      factor_scales: the scales s of the inputs; 1 without relative damping.
-      factor_input_values: eigenvalues of B, or of diag(s) B diag(s): all, or the r largest about.
-      factor_input_vectors: its eigenvectors.
-      factor_input_rest: the mean of its other eigenvalues; None if there are no others.
+      factor_inputs: the sum of B over batches, with forgetting.
+      factor_input_batches: of how many batches it is.
+      factor_of_inputs: their mean when last factorised, in scaled inputs; scales are 1 without relative damping.
     """
 
-    factor_labels: Float[Array, "n n"] | None
     factor_inputs: Float[Array, "e e"]
-    factor_label_batches: Float[Array, ""]
     factor_input_batches: Float[Array, ""]
-    factor_label_values: Float[Array, " n"] | None
-    factor_label_vectors: Float[Array, "n n"] | None
-    factor_scales: Float[Array, " e"]
-    factor_input_values: Float[Array, " r"]
-    factor_input_vectors: Float[Array, "e r"]
-    factor_input_rest: Float[Array, ""] | None
+    factor_of_inputs: InputFactor
+
+
+class KspfbLabels(NamedTuple):
+    """The factor of labels.
+
+    Attributes:
+      factor_labels: the sum of A over batches, with forgetting.
+      factor_label_batches: of how many batches it is.
+      factor_of_labels: their mean when last factorised.
+    """
+
+    factor_labels: Float[Array, "n n"]
+    factor_label_batches: Float[Array, ""]
+    factor_of_labels: LabelFactor
+
+
+class KspfbFactors(NamedTuple):
+    """Both; no factor of labels where it is Böhning's, which never changes."""
+
+    kspfb_inputs: KspfbInputs
+    kspfb_labels: KspfbLabels | None
 
 
 def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, output_axis: int | None) -> MatrixLayout:
@@ -135,113 +141,73 @@ def _takes(logits_fn, params, inputs, labels) -> bool:
 
 def empty_factors(layout: MatrixLayout, bohning: bool, input_rank: int | None, dtype) -> KspfbFactors:
     """Before the first batch. Few inputs have all their eigenvectors, whatever the rank."""
-    e, n = jax.eval_shape(layout.to_matrix, layout.domain()).shape
+    n, e = layout.shape()
     if e > INPUTS_LIMIT:
         raise ValueError(
             f"params: expected weights for at most {INPUTS_LIMIT:,} inputs, because the factor of inputs is a matrix; "
             f"got {e:,} inputs, a matrix of {e * e * jnp.dtype(dtype).itemsize / 2**30:,.0f} GiB. qbound.spfb has no "
             "such matrix; or map the inputs to fewer features"
         )
-    fixed = bohning or n > LABELS_LIMIT
-    r = e if input_rank is None or e <= 2 * input_rank else input_rank
 
     def zeros(*shape):
         return jnp.zeros(shape, dtype)
 
-    return KspfbFactors(
-        factor_labels=None if fixed else zeros(n, n),
-        factor_inputs=zeros(e, e),
-        factor_label_batches=zeros(),
-        factor_input_batches=zeros(),
-        factor_label_values=None if fixed else zeros(n),
-        factor_label_vectors=None if fixed else zeros(n, n),
-        factor_scales=zeros(e),
-        factor_input_values=zeros(r),
-        factor_input_vectors=zeros(e, r),
-        factor_input_rest=None if r == e else zeros(),
+    r = e if input_rank is None or e <= 2 * input_rank else input_rank
+    inputs = KspfbInputs(
+        zeros(e, e), zeros(), InputFactor(zeros(e), zeros(r), zeros(e, r), None if r == e else zeros())
     )
+    if bohning or n > LABELS_LIMIT:
+        return KspfbFactors(inputs, None)
+    return KspfbFactors(inputs, KspfbLabels(zeros(n, n), zeros(), SpectralLabels(zeros(n), zeros(n, n))))
 
 
-INPUT_FIELDS = (
-    "factor_inputs",
-    "factor_input_batches",
-    "factor_scales",
-    "factor_input_values",
-    "factor_input_vectors",
-    "factor_input_rest",
-)
-
-
-LABEL_FIELDS = ("factor_labels", "factor_label_batches", "factor_label_values", "factor_label_vectors")
-
-
-def with_labels(
-    factors: KspfbFactors,
-    due: Bool[Array, ""],
+def updated_labels(
+    labels: KspfbLabels,
     decay: Float[Array, ""],
-    rows: Callable[[], tuple[Float[Array, "b n"], Float[Array, " b"]]],
-    order: Order,
-) -> KspfbFactors:
-    """If `due`, with the label curvature of a batch, in eigenvectors; as it was if that is not finite.
-
-    `rows` gives the logits of the batch and their weights, and is called where they are needed.
-    """
-
-    def enter(old):
-        new = mean_label_curvature(*rows(), order)
-        finite = jnp.all(jnp.isfinite(new))
-        total, count = decay * old["factor_labels"] + new, decay * old["factor_label_batches"] + 1
-        values, vectors = _eigenvectors(jnp.where(finite, total / count, 0))
-        entered = dict(zip(LABEL_FIELDS, (total, count, values, vectors), strict=True))
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, old)
-
-    # No more than these, so that nothing of the inputs is copied.
-    old = {name: getattr(factors, name) for name in LABEL_FIELDS}
-    return factors._replace(**jax.lax.cond(due, enter, lambda old: old, old))
+    logits: Float[Array, "b n"],
+    weights: Float[Array, " b"],
+    family: LogPartition,
+) -> KspfbLabels:
+    """With the label curvature of a batch; as it was if that is not finite."""
+    new = mean_label_curvature(logits, weights, family)
+    finite = jnp.all(jnp.isfinite(new))
+    total, count = decay * labels.factor_labels + new, decay * labels.factor_label_batches + 1
+    updated = KspfbLabels(total, count, factorised_labels(jnp.where(finite, total / count, 0)))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, labels)
 
 
-def with_inputs(
-    factors: KspfbFactors,
+def updated_inputs(
+    inputs: KspfbInputs,
     decay: Float[Array, ""],
     x: Array,
     weights: Float[Array, " b"] | None,
     has_bias: bool,
     scaled: bool,
-) -> KspfbFactors:
-    """With the second moments of the inputs of a batch, in eigenvectors; as it was if they are not finite, or all 0."""
+) -> KspfbInputs:
+    """With the second moments of the inputs of a batch; as it was if they are not finite, or all 0."""
     new = second_moments(x, weights, has_bias, decay.dtype)
     # Of inputs that are all 0 nothing can be learnt, and steps would be divided by the damping alone.
     finite = jnp.all(jnp.isfinite(new)) & (jnp.trace(new) > 0)
-    total, count = decay * factors.factor_inputs + new, decay * factors.factor_input_batches + 1
+    total, count = decay * inputs.factor_inputs + new, decay * inputs.factor_input_batches + 1
     mean = jnp.where(finite, total / count, 0)
     scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(mean[0])
-    scaled_mean = scales[:, None] * mean * scales[None, :]
-    rest = None
-    if factors.factor_input_rest is None:
-        values, vectors = _eigenvectors(scaled_mean)
-    else:
-        e, r = factors.factor_input_vectors.shape
-        values, vectors = leading_eigenvectors(scaled_mean, r)
-        rest = jnp.maximum(jnp.trace(scaled_mean) - jnp.sum(values), 0) / (e - r)
-    finite = finite & jnp.all(jnp.isfinite(vectors))
-    entered = factors._replace(
-        factor_inputs=total,
-        factor_input_batches=count,
-        factor_scales=scales,
-        factor_input_values=values,
-        factor_input_vectors=vectors,
-        factor_input_rest=rest,
-    )
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), entered, factors)
+    old = inputs.factor_of_inputs
+    rank = None if old.rest is None else old.values.size
+    factor = factorised_inputs(scales[:, None] * mean * scales[None, :], scales, rank)
+    finite = finite & trees.all_finite(factor)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), KspfbInputs(total, count, factor), inputs)
 
 
-def second_moments(x: Array, weights: Float[Array, " b"] | None, has_bias: bool, dtype: Any) -> Float[Array, "e e"]:
+def second_moments(
+    x: Array, weights: Float[Array, " b"] | None, has_bias: bool, dtype: Any, at_a_time: int = MOMENTS
+) -> Float[Array, "e e"]:
     """sum_j w_j x_j x_j', the mean without weights; with a bias, of inputs with a 1 at their end.
 
-    Many rows are taken some at a time, because a copy of all could be too large: with weights, or in another dtype.
+    Rows with `at_a_time` numbers are taken together where a copy of all could be too large: with weights, or in another
+    dtype.
     """
     b, d = x.shape
-    rows = max(1, MOMENTS // d)
+    rows = max(1, at_a_time // d)
 
     def of_rows(x, w):
         x = x.astype(dtype)
@@ -276,7 +242,9 @@ def input_scales(moments: Float[Array, " e"]) -> Float[Array, " e"]:
     return jax.lax.rsqrt(jnp.where(typical > 0, moments + typical, 1))
 
 
-def mean_label_curvature(logits: Float[Array, "b n"], weights: Float[Array, " b"], order: Order) -> Float[Array, "n n"]:
+def mean_label_curvature(
+    logits: Float[Array, "b n"], weights: Float[Array, " b"], family: LogPartition
+) -> Float[Array, "n n"]:
     """sum_j w_j M_j, with the matrices of few examples at a time."""
     b, n = logits.shape
     chunk = max(1, min(b, CHUNK // (n * n)))
@@ -286,30 +254,13 @@ def mean_label_curvature(logits: Float[Array, "b n"], weights: Float[Array, " b"
 
     def add(total, piece):
         h, w = piece
-        curvatures = jax.vmap(lambda h: log_partition_bound(h, order=order).curvature.dense())(h)
+        curvatures = jax.vmap(lambda h: family.bound(h).curvature._dense())(h)
         curvatures = jnp.where(w[:, None, None] == 0, 0, curvatures)
         return total + jnp.einsum("j,jkl->kl", w, curvatures, precision=HIGHEST), None
 
     return jax.lax.scan(add, jnp.zeros((n, n), logits.dtype), (logits, weights))[0]
 
 
-def _eigenvectors(matrix):
-    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
-    return jnp.maximum(values, 0), vectors
-
-
-def curvature_of(factors: KspfbFactors, layout: MatrixLayout) -> Kronecker:
-    """A (x) B as it was last factorised, in scaled inputs."""
-    n = jax.eval_shape(layout.to_matrix, layout.domain()).shape[1]
-    labels = BohningLabels(n, factors.factor_inputs.dtype)
-    if factors.factor_label_values is not None and factors.factor_label_vectors is not None:
-        labels = SpectralLabels(factors.factor_label_values, factors.factor_label_vectors)
-    vectors, rest = factors.factor_input_vectors, factors.factor_input_rest
-    return Kronecker(labels, factors.factor_input_values, vectors, layout, rest)
-
-
-def mean_input_value(factors: KspfbFactors) -> Float[Array, ""]:
-    """The mean eigenvalue of B as it was last factorised, of all directions."""
-    e, r = factors.factor_input_vectors.shape
-    total = jnp.sum(factors.factor_input_values)
-    return (total if factors.factor_input_rest is None else total + (e - r) * factors.factor_input_rest) / e
+def label_factor(labels: KspfbLabels | None, layout: MatrixLayout, dtype: Any) -> LabelFactor:
+    """A as it was last factorised."""
+    return BohningLabels(layout.shape()[0], dtype) if labels is None else labels.factor_of_labels

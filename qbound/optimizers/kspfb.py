@@ -1,4 +1,4 @@
-"""The momentum of KSPFB: the mean of its directions, debiased, and able to forget."""
+"""KSPFB: steps preconditioned by a Kronecker-factored curvature, at a few times the cost of a gradient."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,10 +11,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, compiler, trees
-from qbound.curvature.kronecker import MatrixLayout
-from qbound.families.softmax import log_partition_bound
+from qbound.curvature.kronecker import solve_in_factors
+from qbound.families.softmax import Softmax
 from qbound.linalg.dense import times
-from qbound.models.base import checked_logits, full_weights, normalised
+from qbound.models.base import full_weights, normalised
+from qbound.models.linear import MatrixLayout, checked_logits
 from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
@@ -22,17 +23,16 @@ from qbound.optimizers.base import (
     given,
     keep_params_finite,
     parameter_dtype,
+    rate_at,
     runs_away,
 )
 from qbound.optimizers.kronecker_factors import (
-    INPUT_FIELDS,
     KspfbFactors,
-    curvature_of,
     empty_factors,
+    label_factor,
     layout_of,
-    mean_input_value,
-    with_inputs,
-    with_labels,
+    updated_inputs,
+    updated_labels,
 )
 from qbound.types import Order, Scalar, working_dtype
 
@@ -43,8 +43,8 @@ __all__ = [
     "KspfbOptions",
     "LabelCurvature",
     "ScaleByKspfbState",
+    "batch_damping",
     "kspfb",
-    "kspfb_direction",
     "limited",
     "mean_direction",
     "no_directions_yet",
@@ -53,6 +53,33 @@ __all__ = [
     "share_of_next",
     "wants_factors",
 ]
+
+LabelCurvature = Literal["bound", "bohning"]
+
+# Defaults of `kspfb` that the first phase of a fit has, too.
+MOMENTUM, RELATIVE_DAMPING, LABEL_EXAMPLES = 0.8, 2.0, 256
+# With fewer examples in a batch than this, gradients are too noisy for steps damped for larger ones.
+TYPICAL_BATCH = 1000
+
+
+class KspfbInfo(NamedTuple):
+    """How the last update went; `optax.tree.get(state, "kspfb_nonfinite")` finds a field in any chain.
+
+    Attributes:
+      kspfb_damping: the damping there was, the relative one included.
+      kspfb_predicted_decrease: of the objective, by the quadratic, which is no bound, for the direction alone.
+      kspfb_step_length: what the direction was multiplied by, before momentum and learning rate: less than 1 where
+        the bound of the batch allows no more, 0 if the update was skipped.
+      kspfb_nonfinite: whether the update was skipped, because a number was not finite: of the gradient, the factors,
+        the curvature or, in `qbound.kspfb`, the parameters that it leads to.
+      kspfb_nonfinite_total: how many updates were.
+    """
+
+    kspfb_damping: Float[Array, ""]
+    kspfb_predicted_decrease: Float[Array, ""]
+    kspfb_step_length: Float[Array, ""]
+    kspfb_nonfinite: Bool[Array, ""]
+    kspfb_nonfinite_total: Int[Array, ""]
 
 
 class KspfbMean(NamedTuple):
@@ -65,6 +92,446 @@ class KspfbMean(NamedTuple):
 
     kspfb_mean: Any
     kspfb_mean_weight: Float[Array, ""]
+
+
+class KspfbLimit(NamedTuple):
+    """What is known of the lengths of steps.
+
+    Attributes:
+      limit_ratio: r, when last looked at.
+      limit_excess: how many times too long the last step was before it was shortened; 0 if it was not looked at.
+      limit_slope: the usual g's.
+      limit_look_at: the step to look at next.
+      limit_look_wait: after how many steps from the last one.
+      limit_factors_at: the first step at which factors may be made anew out of turn.
+      limit_factors_wait: how many steps there must be before the next such one.
+    """
+
+    limit_ratio: Float[Array, ""]
+    limit_excess: Float[Array, ""]
+    limit_slope: Float[Array, ""]
+    limit_look_at: Int[Array, ""]
+    limit_look_wait: Int[Array, ""]
+    limit_factors_at: Int[Array, ""]
+    limit_factors_wait: Int[Array, ""]
+
+
+class ScaleByKspfbState(NamedTuple):
+    """State of `scale_by_kspfb`.
+
+    Attributes:
+      kspfb_info: how the last update went.
+      kspfb_updates: how many there were.
+      kspfb_factors: the two factors, and their eigenvectors.
+      kspfb_limit: what limits the step; None in `scale_by_kspfb`, which knows no learning rate.
+      kspfb_directions: for the mean of directions; None without momentum.
+    """
+
+    kspfb_info: KspfbInfo
+    kspfb_updates: Int[Array, ""]
+    kspfb_factors: KspfbFactors
+    kspfb_limit: KspfbLimit | None = None
+    kspfb_directions: KspfbMean | None = None
+
+
+def scale_by_kspfb(
+    logits_fn: Callable[[Any, Any], Array],
+    *,
+    damping: Scalar = 1e-3,
+    relative_damping: Scalar = 0.0,
+    features_fn: Callable[[Any, Any], Array] | None = None,
+    decay: Scalar = 0.9,
+    update_every: int = 500,
+    input_rank: int | None = None,
+    label_curvature: LabelCurvature = "bound",
+    label_every: int = 4,
+    label_examples: int | None = LABEL_EXAMPLES,
+    order: Order = "max_first",
+    output_axis: int | None = None,
+) -> CurvatureTransform:
+    r"""Solve with a Kronecker-factored curvature: the direction of KSPFB.
+
+    .. math:: s = (A \otimes B + \text{damping}\; I)^{-1} g, \qquad
+        A = \overline{M_j}, \quad B = \overline{x_j x_j^\top}
+
+    M_j is the curvature of `qbound.log_partition_bound` at the logits of example j, x_j are its features, and bars are
+    running averages. For logits that are linear in the parameters the curvature of the bound is the mean of M_j (x)
+    x_j x_j'; here the mean of products is replaced by the product of means. **That is not an upper bound.** With
+    `label_curvature="bohning"`, `decay=0, update_every=1`, `input_rank=None` it is one of the objective of the batch.
+
+    For logistic regression, and for the linear last layer of a network: parameters are one array of weights, (n, d) or
+    (d, n), and at most one bias (n,), which appends a 1 to the features. `update` takes `inputs`, and
+    `example_weights`, as that of `qbound.scale_by_spfb` does. The transform can be the `precondition` of `qbound.spfb`.
+
+    Args:
+      logits_fn: from parameters and inputs to logits (b, n) or (..., n).
+      damping: added to the curvature, above 0. The system is solved exactly, in the eigenvectors of both factors.
+      relative_damping: a further damping, in mean eigenvalues of A (x) B, and times 1000/b for batches of b < 1000.
+        Above 0, all damping is that of inputs divided by sqrt(m + median m), with m the second moment of each, so that
+        columns of large numbers do not set the damping of the others.
+      features_fn: from parameters and inputs to what the weights are applied to, (b, d) or (..., d); by default the
+        inputs themselves.
+      decay: of the running averages, in [0, 1), whenever they are updated.
+      update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
+      input_rank: how many eigenvectors of B to have, about the leading ones; the other directions share the mean of
+        their eigenvalues. None for all, as have inputs of at most twice that number.
+      label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
+        1,000 labels it is that in any case.
+      label_every: after how many steps A is updated.
+      label_examples: from how many examples of a batch, at random places, A is updated; None for all.
+      order: of the labels in the bound; see `qbound.log_partition_bound`.
+      output_axis: which axis of the weights is that of labels, if their shapes do not tell.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` with state `ScaleByKspfbState`, which holds two d x d matrices.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import qbound
+      >>> transform = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.1)
+      >>> inputs = jax.random.normal(jax.random.key(0), (100, 20))
+      >>> weights, grads = jnp.zeros((20, 3)), jnp.ones((20, 3))
+      >>> updates, state = transform.update(grads, transform.init(weights), weights, inputs=inputs)
+      >>> updates.shape
+      (20, 3)
+    """
+    options = locals()
+    checks.positive("damping", damping)
+    return _direction(KspfbOptions(**options))
+
+
+def kspfb(
+    learning_rate: optax.ScalarOrSchedule,
+    logits_fn: Callable[[Any, Any], Array],
+    *,
+    l2: Scalar = 0.0,
+    damping: Scalar = 0.0,
+    relative_damping: Scalar = RELATIVE_DAMPING,
+    momentum: Scalar = MOMENTUM,
+    features_fn: Callable[[Any, Any], Array] | None = None,
+    decay: Scalar = 0.9,
+    update_every: int = 500,
+    input_rank: int | None = 128,
+    label_curvature: LabelCurvature = "bound",
+    label_every: int = 4,
+    label_examples: int | None = LABEL_EXAMPLES,
+    order: Order = "max_first",
+    output_axis: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Kronecker-factored SPFB, for logistic regression and for the last layer of a network.
+
+    .. math:: \theta \leftarrow \theta - \eta_t\, \operatorname{mean}_t
+        \big[(A \otimes B + (l_2 + \text{damping}) I)^{-1} (\nabla L + l_2 \theta)\big]
+
+    A step costs about two of SGD with 1,000 examples and 10 labels. It is made for many steps with a learning rate that
+    decays to zero, and needs no tuning there: `qbound.kspfb(optax.cosine_decay_schedule(2.0, steps),
+    qbound.linear_logits, l2=1e-4)`. The curvature is not an upper bound, and steps are not certified: for that there is
+    `qbound.spfb`. But a batch never moves the parameters to where the bound of its own objective is higher: a step that
+    would is shortened, and the factors are made anew.
+
+    Gradients are those of the **mean** loss without the l2 term, and `update` takes `inputs`, as `qbound.spfb` does.
+    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "input_rank",
+    "label_every", "label_examples", "output_axis")`.
+
+    Args:
+      learning_rate: eta, a number or an optax schedule; best one that decays from 2 to 0.
+      logits_fn: the model; see `scale_by_kspfb`, as for every option below but momentum.
+      l2: weight of the regulariser l2/2 |theta|^2: added to the curvature and, times theta, to the gradient.
+      damping: added to the curvature alone.
+      relative_damping: a further damping in mean eigenvalues. One of the three must be above 0.
+      momentum: of the mean of directions, debiased; 0 takes each as it is.
+      features_fn: what the weights are applied to; by default the inputs.
+      decay: of the running averages.
+      update_every: after how many steps the factor of inputs is updated.
+      input_rank: how many eigenvectors of the factor of inputs to have, None for all. With a relative damping of 2
+        those that the damping does not drown are few.
+      label_curvature: "bound" or "bohning".
+      label_every: after how many steps the factor of labels is updated.
+      label_examples: from how many examples of a batch the factor of labels is updated.
+      order: of the labels.
+      output_axis: which axis of the weights is that of labels.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import qbound
+      >>> x = jax.random.normal(jax.random.key(0), (500, 4))
+      >>> y = jnp.argmax(x[:, :3], axis=1)
+      >>> def loss(params):
+      ...     logits = qbound.linear_logits(params, x)
+      ...     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+      >>> tx = qbound.kspfb(optax.cosine_decay_schedule(2.0, 50), qbound.linear_logits, l2=1e-3)
+      >>> params = {"weights": jnp.zeros((4, 3)), "bias": jnp.zeros(3)}
+      >>> state, update = tx.init(params), jax.jit(tx.update)
+      >>> for _ in range(50):
+      ...     updates, state = update(jax.grad(loss)(params), state, params, inputs=x)
+      ...     params = optax.apply_updates(params, updates)
+      >>> print(f"{loss(params):.2f}")
+      0.19
+    """
+    options = locals()
+    numbers = [checks.nonnegative(name, options[name]) for name in ("l2", "damping", "relative_damping")]
+    if all(checks.is_number(number) and number == 0 for number in numbers):
+        raise ValueError(
+            "damping: expected l2 + damping + relative_damping > 0, because the curvature is singular; got 0 for all"
+        )
+    direction = _direction(KspfbOptions(**options))
+    return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "kspfb")
+
+
+# What an update is told.
+
+
+@dataclasses.dataclass(frozen=True)
+class KspfbOptions:
+    """The arguments of `kspfb`. With a `learning_rate` of None, as for `scale_by_kspfb`, steps are not limited."""
+
+    logits_fn: Callable
+    damping: Scalar
+    relative_damping: Scalar
+    features_fn: Callable | None
+    decay: Scalar
+    update_every: int
+    input_rank: int | None
+    label_curvature: LabelCurvature
+    label_every: int
+    label_examples: int | None
+    order: Order
+    output_axis: int | None
+    learning_rate: optax.ScalarOrSchedule | None = None
+    l2: Scalar = 0.0
+    momentum: Scalar = 0.0
+
+    def __post_init__(self):
+        checks.function("logits_fn", self.logits_fn)
+        checks.nonnegative("relative_damping", self.relative_damping)
+        checks.fraction("momentum", self.momentum)
+        if self.features_fn is not None:
+            checks.function("features_fn", self.features_fn)
+        checks.fraction("decay", self.decay)
+        checks.choice("label_curvature", self.label_curvature, ("bound", "bohning"))
+        checks.choice("order", self.order, ("descending", "max_first", "given"))
+        if self.output_axis not in (None, 0, 1):
+            raise ValueError(f"output_axis: expected 0, 1 or None; got {self.output_axis!r}")
+        for name in ("update_every", "input_rank", "label_every", "label_examples"):
+            number = getattr(self, name)
+            if number is not None or name.endswith("every"):
+                object.__setattr__(self, name, checks.integer(name, number))
+
+    @property
+    def family(self) -> Softmax:
+        """Whose bound the curvature is of."""
+        return Softmax(self.order)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether inputs are scaled: with relative damping, which would else be that of the largest columns."""
+        return not (checks.is_number(self.relative_damping) and self.relative_damping == 0)
+
+    def layout(self, params: Any) -> MatrixLayout:
+        """Of the parameters."""
+        if not jax.tree.leaves(params):  # optax.tree.map_params asks for a state without parameters
+            return layout_of(jnp.zeros((1, 1), parameter_dtype(params)), self.logits_fn, None, 1)
+        return layout_of(params, self.logits_fn, self.features_fn, self.output_axis)
+
+
+class Batch(NamedTuple):
+    """The rows of a batch: what the weights are applied to, the logits, and weights that sum to 1; None if all equal.
+
+    Features are in the dtype they came in.
+    """
+
+    features: Array
+    logits: Float[Array, "b n"]
+    weights: Float[Array, " b"] | None
+
+
+# One update.
+
+
+def _direction(options: KspfbOptions) -> CurvatureTransform:
+    """The transform from gradients to s, (A (x) B + (l2 + damping) I) s = gradient + l2 params."""
+
+    def remember(params) -> tuple[Array, KspfbFactors]:
+        bohning = options.label_curvature == "bohning"
+        factors = empty_factors(options.layout(params), bohning, options.input_rank, parameter_dtype(params))
+        return jnp.zeros((), jnp.int32), factors
+
+    def init(params) -> Any:
+        params = trees.widen(checks.float_tree("params", params))
+        dtype = parameter_dtype(params)
+        # Each array its own, so that the state can be donated.
+        info = KspfbInfo(
+            kspfb_damping=jnp.zeros((), dtype),
+            kspfb_predicted_decrease=jnp.zeros((), dtype),
+            kspfb_step_length=jnp.ones((), dtype),
+            kspfb_nonfinite=jnp.array(False),
+            kspfb_nonfinite_total=jnp.zeros((), jnp.int32),
+        )
+        limit = None if options.learning_rate is None else no_limit_yet(dtype)
+        return ScaleByKspfbState(info, *remember(params), limit, no_directions_yet(params, options.momentum))
+
+    def prepare(memory, params, damping, *, inputs=None, example_weights=None):
+        layout = options.layout(params)
+        batch = _checked_batch(options, layout, params, inputs, example_weights)
+        factors = _updated_factors(options, layout, memory, batch, False)
+        solve, _ = _solver(options, layout, factors, len(batch.logits), params, damping)
+        return (memory[0] + 1, factors), solve
+
+    def update(updates, state, params=None, *, inputs=None, example_weights=None, **ignored) -> Any:
+        del ignored
+        if params is None:
+            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        compiler.warn_if_wrong()
+        checks.outside_shard_map(params=params, updates=updates, inputs=inputs, example_weights=example_weights)
+        params = trees.widen(checks.float_tree("params", params))
+        updates = jax.tree.map(jnp.asarray, updates)
+        l2 = as_number(checks.nonnegative("l2", options.l2), params)
+        # 1. The gradient of the objective, which has the l2 term, and the factors, also those of this batch.
+        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
+        layout, count, limit = options.layout(params), state.kspfb_updates, state.kspfb_limit
+        batch = _checked_batch(options, layout, params, inputs, example_weights)
+        out_of_turn = False
+        if limit is not None:
+            out_of_turn, limit = wants_factors(limit, count, options.update_every)
+        factors = _updated_factors(options, layout, (count, state.kspfb_factors), batch, out_of_turn)
+        solve, damping = _solver(options, layout, factors, len(batch.logits), params, l2)
+        # 2. The solution, no longer than the bound of this batch allows.
+        s = solve(g)
+        length, forget = jnp.ones_like(damping), False
+        if limit is not None:
+            found = limited(
+                limit,
+                count,
+                rate_at(options.learning_rate, count, params),
+                share_of_next(state.kspfb_directions, options.momentum),
+                trees.dot(g, s),
+                lambda: _ratio(options, layout, batch, g, s, l2),
+            )
+            length, forget, limit = jax.lax.stop_gradient(found)
+        # 3. The step, unless a number went wrong, and the mean of steps.
+        finite = jnp.isfinite(length) & trees.all_finite(trees.cast_like(s, updates))
+        if options.learning_rate is None:
+            finite = finite & ~runs_away(params, s)
+        length = jnp.where(finite, length, 0)
+        step = jax.tree.map(lambda leaf: jnp.where(finite, length.astype(leaf.dtype) * leaf, 0), s)
+        mean, directions = mean_direction(state.kspfb_directions, step, options.momentum, forget)
+        info = KspfbInfo(
+            kspfb_damping=damping,
+            kspfb_predicted_decrease=jnp.where(finite, (1 - length / 2) * trees.dot(g, step), 0),
+            kspfb_step_length=length,
+            kspfb_nonfinite=~finite,
+            kspfb_nonfinite_total=state.kspfb_info.kspfb_nonfinite_total + (~finite).astype(jnp.int32),
+        )
+        return trees.cast_like(mean, updates), ScaleByKspfbState(info, count + 1, factors, limit, directions)
+
+    return curvature_transform(init, update, remember, prepare)
+
+
+def _solver(
+    options, layout: MatrixLayout, factors: KspfbFactors, examples: int, params, damping
+) -> tuple[Callable[[Any], Any], Array]:
+    """The solve with both factors, and its damping; NaN before both factors are known."""
+    labels, inputs = label_factor(factors.kspfb_labels, layout, damping.dtype), factors.kspfb_inputs
+    total = damping + as_number(checks.nonnegative("damping", options.damping), params)
+    if options.is_scaled:
+        share = as_number(checks.nonnegative("relative_damping", options.relative_damping), params)
+        mean = inputs.factor_of_inputs.mean_value() * labels.mean_value()
+        total = total + batch_damping(share, examples) * mean
+    known = (total > 0) & (inputs.factor_input_batches > 0)
+    if factors.kspfb_labels is not None:
+        known = known & (factors.kspfb_labels.factor_label_batches > 0)
+    total = jnp.asarray(jnp.where(known, total, jnp.nan))
+
+    def solve(g):
+        return layout.to_tree(solve_in_factors(labels, inputs.factor_of_inputs, layout.to_matrix(g), total))
+
+    return solve, total
+
+
+def batch_damping(relative: Any, examples: int) -> Any:
+    """The relative damping for a batch: small ones have noisy gradients."""
+    return relative * max(1.0, TYPICAL_BATCH / examples)
+
+
+def _updated_factors(options, layout, memory, batch: Batch, out_of_turn) -> KspfbFactors:
+    """The factors with a batch, if it is their turn, or out of turn."""
+    count, (inputs, labels) = memory
+    decay = jnp.asarray(checks.fraction("decay", options.decay), batch.logits.dtype)
+
+    def is_due(every, batches):
+        return (count % every == 0) | (batches == 0) | out_of_turn
+
+    def with_inputs(old):
+        return updated_inputs(old, decay, batch.features, batch.weights, layout.has_bias(), options.is_scaled)
+
+    inputs = _if(is_due(options.update_every, inputs.factor_input_batches), with_inputs, inputs)
+    if labels is None:
+        return KspfbFactors(inputs, None)
+
+    def with_labels(old):
+        return updated_labels(old, decay, *_some_rows(options, batch), options.family)
+
+    due = is_due(options.label_every, labels.factor_label_batches)
+    # No more than these, so that nothing of the inputs is copied.
+    return KspfbFactors(inputs, jax.lax.cond(due, with_labels, lambda old: old, labels))
+
+
+def _checked_batch(options, layout, params, inputs, example_weights) -> Batch:
+    """The rows of a batch, if they fit the parameters."""
+    inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+    dtype = parameter_dtype(params)
+    logits = checked_logits(options.logits_fn(params, inputs))
+    n, e = layout.shape()
+    if logits.shape[-1] != n:
+        raise ValueError(
+            f"params: expected weights with an axis of {logits.shape[-1]} labels, as logits_fn returns; got {n} along "
+            f"axis {layout.output_axis} (see output_axis)"
+        )
+    features = inputs if options.features_fn is None else options.features_fn(params, inputs)
+    expected = (*logits.shape[:-1], e - layout.has_bias())
+    if getattr(features, "shape", None) != expected:
+        given_by = "inputs" if options.features_fn is None else "features_fn"
+        got = getattr(features, "shape", type(features).__name__)
+        hint = " (features_fn says what the weights are applied to)" if options.features_fn is None else ""
+        raise ValueError(f"{given_by}: expected features of shape {expected}; got {got}{hint}")
+    weights = None
+    if example_weights is not None:
+        weights = full_weights("example_weights", example_weights, logits.shape[:-1], dtype)
+        weights = normalised(weights).reshape(-1)
+    logits = logits.reshape(-1, n).astype(dtype)
+    return Batch(jnp.asarray(features).reshape(len(logits), -1), logits, weights)
+
+
+def _some_rows(options, batch: Batch) -> tuple[Float[Array, "b n"], Float[Array, " b"]]:
+    """The logits of some examples, and their weights."""
+    rows, weights = len(batch.logits), batch.weights
+    if options.label_examples is None or rows <= options.label_examples:
+        return batch.logits, jnp.full(rows, 1 / rows, batch.logits.dtype) if weights is None else weights
+    # At random places: evenly spaced rows of sequences could all be at the same position.
+    some = np.random.default_rng(0).permutation(rows)
+    if weights is None:
+        some = some[: options.label_examples]
+        return batch.logits[some], jnp.full(len(some), 1 / len(some), batch.logits.dtype)
+    # Those of weight 0, such as padding, last.
+    some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)][: options.label_examples]
+    return batch.logits[some], normalised(weights[some])
+
+
+def _if(due: Array, function: Callable, carry: Any) -> Any:
+    """`function(carry)` if due, else `carry`: as a loop of at most one turn, which copies nothing if it has none.
+
+    A conditional would copy what it passes on, here two matrices at every step.
+    """
+    return jax.lax.while_loop(lambda of: of[0], lambda of: (jnp.zeros_like(due), function(of[1])), (due, carry))[1]
+
+
+# The mean of directions, debiased, and able to forget.
 
 
 def no_directions_yet(params: Any, momentum: Scalar) -> KspfbMean | None:
@@ -125,28 +592,6 @@ JUMP = 2.0
 SHARE, OUTLIER = 0.1, 4.0
 
 
-class KspfbLimit(NamedTuple):
-    """What is known of the lengths of steps.
-
-    Attributes:
-      limit_ratio: r, when last looked at.
-      limit_excess: how many times too long the last step was before it was shortened; 0 if it was not looked at.
-      limit_slope: the usual g's.
-      limit_look_at: the step to look at next.
-      limit_look_wait: after how many steps from the last one.
-      limit_factors_at: the first step at which factors may be made anew out of turn.
-      limit_factors_wait: how many steps there must be before the next such one.
-    """
-
-    limit_ratio: Float[Array, ""]
-    limit_excess: Float[Array, ""]
-    limit_slope: Float[Array, ""]
-    limit_look_at: Int[Array, ""]
-    limit_look_wait: Int[Array, ""]
-    limit_factors_at: Int[Array, ""]
-    limit_factors_wait: Int[Array, ""]
-
-
 def no_limit_yet(dtype) -> KspfbLimit:
     """Before the first step."""
     numbers = (jnp.zeros((), dtype) for _ in range(3))
@@ -204,284 +649,6 @@ def wants_factors(limit: KspfbLimit, count: Int[Array, ""], every: int) -> tuple
     )
 
 
-# One update of KSPFB: what it is told, what it remembers, and what it does.
-
-
-LabelCurvature = Literal["bound", "bohning"]
-
-
-# With fewer examples in a batch than this, gradients are too noisy for steps damped for larger ones.
-TYPICAL_BATCH = 1000
-
-
-class KspfbInfo(NamedTuple):
-    """How the last update went; `optax.tree.get(state, "kspfb_nonfinite")` finds a field in any chain.
-
-    Attributes:
-      kspfb_damping: the damping there was, the relative one included.
-      kspfb_predicted_decrease: of the objective, by the quadratic, which is no bound, for the direction alone.
-      kspfb_step_length: what the direction was multiplied by, before momentum and learning rate: less than 1 where
-        the bound of the batch allows no more, 0 if the update was skipped.
-      kspfb_nonfinite: whether the update was skipped, because a number was not finite: of the gradient, the factors,
-        the curvature or, in `qbound.kspfb`, the parameters that it leads to.
-      kspfb_nonfinite_total: how many updates were.
-    """
-
-    kspfb_damping: Float[Array, ""]
-    kspfb_predicted_decrease: Float[Array, ""]
-    kspfb_step_length: Float[Array, ""]
-    kspfb_nonfinite: Bool[Array, ""]
-    kspfb_nonfinite_total: Int[Array, ""]
-
-
-class ScaleByKspfbState(NamedTuple):
-    """State of `scale_by_kspfb`.
-
-    Attributes:
-      kspfb_info: how the last update went.
-      kspfb_updates: how many there were.
-      kspfb_factors: the two factors, and their eigenvectors.
-      kspfb_limit: what limits the step; None in `scale_by_kspfb`, which knows no learning rate.
-      kspfb_directions: for the mean of directions; None without momentum.
-    """
-
-    kspfb_info: KspfbInfo
-    kspfb_updates: Int[Array, ""]
-    kspfb_factors: KspfbFactors
-    kspfb_limit: KspfbLimit | None = None
-    kspfb_directions: KspfbMean | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class KspfbOptions:
-    """The arguments of `kspfb`. With a `learning_rate` of None, as for `scale_by_kspfb`, steps are not limited."""
-
-    learning_rate: optax.ScalarOrSchedule | None
-    logits_fn: Callable
-    l2: Scalar
-    damping: Scalar
-    relative_damping: Scalar
-    momentum: Scalar
-    features_fn: Callable | None
-    decay: Scalar
-    update_every: int
-    input_rank: int | None
-    label_curvature: LabelCurvature
-    label_every: int
-    label_examples: int | None
-    order: Order
-    output_axis: int | None
-
-    def __post_init__(self):
-        checks.function("logits_fn", self.logits_fn)
-        checks.nonnegative("relative_damping", self.relative_damping)
-        checks.fraction("momentum", self.momentum)
-        if self.features_fn is not None:
-            checks.function("features_fn", self.features_fn)
-        checks.fraction("decay", self.decay)
-        object.__setattr__(self, "update_every", checks.integer("update_every", self.update_every))
-        if self.input_rank is not None:
-            object.__setattr__(self, "input_rank", checks.integer("input_rank", self.input_rank))
-        checks.choice("label_curvature", self.label_curvature, ("bound", "bohning"))
-        object.__setattr__(self, "label_every", checks.integer("label_every", self.label_every))
-        if self.label_examples is not None:
-            object.__setattr__(self, "label_examples", checks.integer("label_examples", self.label_examples))
-        checks.choice("order", self.order, ("descending", "max_first", "given"))
-        if self.output_axis not in (None, 0, 1):
-            raise ValueError(f"output_axis: expected 0, 1 or None; got {self.output_axis!r}")
-
-    def is_scaled(self) -> bool:
-        """Whether inputs are scaled: with relative damping, which would else be that of the largest columns."""
-        return not (checks.is_number(self.relative_damping) and self.relative_damping == 0)
-
-    def layout(self, params: Any) -> MatrixLayout:
-        """Of the parameters."""
-        return layout_of(params, self.logits_fn, self.features_fn, self.output_axis)
-
-    def rate(self, count: Int[Array, ""], params: Any) -> Array:
-        """Of a step."""
-        assert self.learning_rate is not None
-        rate = self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
-        return as_number(rate, params)  # pyright: ignore[reportArgumentType]
-
-
-class Batch(NamedTuple):
-    """The rows of a batch: what the weights are applied to, the logits, and weights that sum to 1; None if all equal.
-
-    Features are in the dtype they came in.
-    """
-
-    features: Array
-    logits: Float[Array, "b n"]
-    weights: Float[Array, " b"] | None
-
-
-def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
-    """The transform from gradients to s, (A (x) B + (l2 + damping) I) s = gradient + l2 params."""
-
-    def remember(params) -> tuple[Array, KspfbFactors]:
-        dtype = parameter_dtype(params)
-        if not jax.tree.leaves(params):  # optax.tree.map_params asks for a state without parameters
-            params = jnp.zeros((1, 1), dtype)
-            layout = layout_of(params, options.logits_fn, None, 1)
-        else:
-            layout = options.layout(params)
-        return jnp.zeros((), jnp.int32), empty_factors(
-            layout, options.label_curvature == "bohning", options.input_rank, dtype
-        )
-
-    def init(params) -> Any:
-        params = trees.widen(checks.float_tree("params", params))
-        dtype = parameter_dtype(params)
-        # Each array its own, so that the state can be donated.
-        info = KspfbInfo(
-            kspfb_damping=jnp.zeros((), dtype),
-            kspfb_predicted_decrease=jnp.zeros((), dtype),
-            kspfb_step_length=jnp.ones((), dtype),
-            kspfb_nonfinite=jnp.array(False),
-            kspfb_nonfinite_total=jnp.zeros((), jnp.int32),
-        )
-        limit = None if options.learning_rate is None else no_limit_yet(dtype)
-        return ScaleByKspfbState(info, *remember(params), limit, no_directions_yet(params, options.momentum))
-
-    def entered(memory, batch, layout, params, damping, out_of_turn: Bool[Array, ""] | bool = False):
-        """The factors with a batch entered, the solve, and its damping."""
-        factors = _with_batch(options, layout, memory, batch, out_of_turn)
-        total = damping + as_number(checks.nonnegative("damping", options.damping), params)
-        curvature = curvature_of(factors, layout)
-        if options.is_scaled():
-            share = as_number(checks.nonnegative("relative_damping", options.relative_damping), params)
-            mean = mean_input_value(factors) * curvature.labels.mean_value()
-            total = total + share * max(1.0, TYPICAL_BATCH / len(batch.logits)) * mean
-        known = (total > 0) & (factors.factor_input_batches > 0)
-        if factors.factor_labels is not None:
-            known = known & (factors.factor_label_batches > 0)
-        total: Array = jnp.where(known, total, jnp.nan)  # pyright: ignore[reportAssignmentType]
-        scales = factors.factor_scales[:, None]
-
-        def solve(g):
-            if not options.is_scaled():
-                return curvature.solve(g, total)
-            s = curvature.solve(layout.to_tree(scales * layout.to_matrix(g)), total)
-            return layout.to_tree(scales * layout.to_matrix(s))
-
-        return factors, solve, total
-
-    def prepare(memory, params, damping, *, inputs=None, example_weights=None):
-        layout = options.layout(params)
-        batch = _checked_batch(options, layout, params, inputs, example_weights)
-        factors, solve, _ = entered(memory, batch, layout, params, damping)
-        return (memory[0] + 1, factors), solve
-
-    def update(updates, state, params=None, *, inputs=None, example_weights=None, **ignored) -> Any:
-        del ignored
-        if params is None:
-            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
-        compiler.warn_if_wrong()
-        checks.outside_shard_map(params=params, updates=updates, inputs=inputs, example_weights=example_weights)
-        params = trees.widen(checks.float_tree("params", params))
-        updates = jax.tree.map(jnp.asarray, updates)
-        l2 = as_number(checks.nonnegative("l2", options.l2), params)
-        # 1. The gradient of the objective, which has the l2 term, and the factors, also those of this batch.
-        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
-        layout, count, limit = options.layout(params), state.kspfb_updates, state.kspfb_limit
-        batch = _checked_batch(options, layout, params, inputs, example_weights)
-        out_of_turn = False
-        if limit is not None:
-            out_of_turn, limit = wants_factors(limit, count, options.update_every)
-        factors, solve, damping = entered((count, state.kspfb_factors), batch, layout, params, l2, out_of_turn)
-        # 2. The solution, no longer than the bound of this batch allows.
-        s = solve(g)
-        length, forget = jnp.ones_like(damping), False
-        if limit is not None:
-            found = limited(
-                limit,
-                count,
-                options.rate(count, params),
-                share_of_next(state.kspfb_directions, options.momentum),
-                trees.dot(g, s),
-                lambda: _ratio(options, layout, batch, g, s, l2),
-            )
-            length, forget, limit = jax.lax.stop_gradient(found)
-        # 3. The step, unless a number went wrong, and the mean of steps.
-        finite = jnp.isfinite(length) & trees.all_finite(trees.cast_like(s, updates))
-        if options.learning_rate is None:
-            finite = finite & ~runs_away(params, s)
-        length = jnp.where(finite, length, 0)
-        step = jax.tree.map(lambda leaf: jnp.where(finite, length.astype(leaf.dtype) * leaf, 0), s)
-        mean, directions = mean_direction(state.kspfb_directions, step, options.momentum, forget)
-        info = KspfbInfo(
-            kspfb_damping=damping,
-            kspfb_predicted_decrease=jnp.where(finite, (1 - length / 2) * trees.dot(g, step), 0),
-            kspfb_step_length=length,
-            kspfb_nonfinite=~finite,
-            kspfb_nonfinite_total=state.kspfb_info.kspfb_nonfinite_total + (~finite).astype(jnp.int32),
-        )
-        return trees.cast_like(mean, updates), ScaleByKspfbState(info, count + 1, factors, limit, directions)
-
-    return curvature_transform(init, update, remember, prepare)
-
-
-def _checked_batch(options, layout, params, inputs, example_weights) -> Batch:
-    """The rows of a batch, if they fit the parameters."""
-    inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-    dtype = parameter_dtype(params)
-    logits = checked_logits(options.logits_fn(params, inputs))
-    e, n = jax.eval_shape(layout.to_matrix, layout.domain()).shape
-    if logits.shape[-1] != n:
-        raise ValueError(
-            f"params: expected weights with an axis of {logits.shape[-1]} labels, as logits_fn returns; got {n} along "
-            f"axis {layout.output_axis} (see output_axis)"
-        )
-    features = inputs if options.features_fn is None else options.features_fn(params, inputs)
-    expected = (*logits.shape[:-1], e - layout.has_bias())
-    if getattr(features, "shape", None) != expected:
-        given_by = "inputs" if options.features_fn is None else "features_fn"
-        got = getattr(features, "shape", type(features).__name__)
-        hint = " (features_fn says what the weights are applied to)" if options.features_fn is None else ""
-        raise ValueError(f"{given_by}: expected features of shape {expected}; got {got}{hint}")
-    weights = None
-    if example_weights is not None:
-        weights = full_weights("example_weights", example_weights, logits.shape[:-1], dtype)
-        weights = normalised(weights).reshape(-1)
-    logits = logits.reshape(-1, n).astype(dtype)
-    return Batch(jnp.asarray(features).reshape(len(logits), -1), logits, weights)
-
-
-def _with_batch(options, layout, memory, batch: Batch, out_of_turn) -> KspfbFactors:
-    """The factors with a batch entered, if it is their turn, or out of turn."""
-    count, factors = memory
-    decay = jnp.asarray(checks.fraction("decay", options.decay), batch.logits.dtype)
-
-    def with_moments(of_inputs):
-        found = with_inputs(
-            factors._replace(**of_inputs), decay, batch.features, batch.weights, layout.has_bias(), options.is_scaled()
-        )
-        return {name: getattr(found, name) for name in INPUT_FIELDS}
-
-    due = (count % options.update_every == 0) | (factors.factor_input_batches == 0) | out_of_turn
-    factors = factors._replace(**_if(due, with_moments, {name: getattr(factors, name) for name in INPUT_FIELDS}))
-    if factors.factor_labels is None:
-        return factors
-    due = (count % options.label_every == 0) | (factors.factor_label_batches == 0) | out_of_turn
-    return with_labels(factors, due, decay, lambda: _some_rows(options, batch), options.order)
-
-
-def _some_rows(options, batch: Batch) -> tuple[Float[Array, "b n"], Float[Array, " b"]]:
-    """The logits of some examples, and their weights."""
-    rows, weights = len(batch.logits), batch.weights
-    if options.label_examples is None or rows <= options.label_examples:
-        return batch.logits, jnp.full(rows, 1 / rows, batch.logits.dtype) if weights is None else weights
-    # At random places: evenly spaced rows of sequences could all be at the same position.
-    some = np.random.default_rng(0).permutation(rows)
-    if weights is None:
-        some = some[: options.label_examples]
-        return batch.logits[some], jnp.full(len(some), 1 / len(some), batch.logits.dtype)
-    # Those of weight 0, such as padding, last.
-    some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)][: options.label_examples]
-    return batch.logits[some], normalised(weights[some])
-
-
 def _ratio(options, layout, batch: Batch, g, s, l2) -> Float[Array, ""]:
     """The ratio s'Bs / g's, with B the curvature of the bound of this batch, and l2."""
     # In units of the largest entry of s, whose square may be too large a number.
@@ -489,210 +656,11 @@ def _ratio(options, layout, batch: Batch, g, s, l2) -> Float[Array, ""]:
     unit = jnp.where(unit > 0, unit, 1)
     s = trees.scale(1 / unit, s)
     matrix, slope = layout.to_matrix(s), trees.dot(g, s)
-    weights, bias = (matrix[:-1], matrix[-1:]) if layout.has_bias() else (matrix, 0)
-    along = times(batch.features.astype(matrix.dtype), weights) + bias
-    each = jax.vmap(lambda h, u: log_partition_bound(h, order=options.order).curvature.quadratic(u))(
-        batch.logits, along
-    )
+    d = batch.features.shape[1]
+    along = times(batch.features.astype(matrix.dtype), matrix[:, :d].T)
+    along = along + matrix[:, d] if layout.has_bias() else along
+    each = jax.vmap(lambda h, u: options.family.bound(h).curvature._quadratic(u))(batch.logits, along)
     mean = jnp.mean(each) if batch.weights is None else trees.weighted_sum(batch.weights, each)
     # Where there is no gradient there is no step, and a slope below 0 is an error of rounding beyond repair.
-    divisor: Array = jnp.where(slope == 0, 1, slope)  # pyright: ignore[reportAssignmentType]
-    ratio = unit * (mean + l2 * trees.dot(s, s)) / divisor
+    ratio = unit * (mean + l2 * trees.dot(s, s)) / jnp.asarray(jnp.where(slope == 0, 1, slope))
     return ratio + jnp.asarray(jnp.where(slope < 0, jnp.nan, 0), ratio.dtype)
-
-
-def _if(due: Array, function: Callable, carry: Any) -> Any:
-    """`function(carry)` if due, else `carry`: as a loop of at most one turn, which copies nothing if it has none.
-
-    A conditional would copy what it passes on, here two matrices at every step.
-    """
-    return jax.lax.while_loop(lambda of: of[0], lambda of: (jnp.zeros_like(due), function(of[1])), (due, carry))[1]
-
-
-# KSPFB: steps preconditioned by a Kronecker-factored curvature, at a few times the cost of a gradient.
-
-
-def scale_by_kspfb(
-    logits_fn: Callable[[Any, Any], Array],
-    *,
-    damping: Scalar = 1e-3,
-    relative_damping: Scalar = 0.0,
-    features_fn: Callable[[Any, Any], Array] | None = None,
-    decay: Scalar = 0.9,
-    update_every: int = 500,
-    input_rank: int | None = None,
-    label_curvature: LabelCurvature = "bound",
-    label_every: int = 4,
-    label_examples: int | None = 256,
-    order: Order = "max_first",
-    output_axis: int | None = None,
-) -> CurvatureTransform:
-    r"""Solve with a Kronecker-factored curvature: the direction of KSPFB.
-
-    .. math:: s = (A \otimes B + \text{damping}\; I)^{-1} g, \qquad
-        A = \overline{M_j}, \quad B = \overline{x_j x_j^\top}
-
-    M_j is the curvature of `qbound.log_partition_bound` at the logits of example j, x_j are its features, and bars are
-    running averages. For logits that are linear in the parameters the curvature of the bound is the mean of M_j (x)
-    x_j x_j'; here the mean of products is replaced by the product of means. **That is not an upper bound.** With
-    `label_curvature="bohning"`, `decay=0, update_every=1`, `input_rank=None` it is one of the objective of the batch.
-
-    For logistic regression, and for the linear last layer of a network: parameters are one array of weights, (n, d) or
-    (d, n), and at most one bias (n,), which appends a 1 to the features. `update` takes `inputs`, and
-    `example_weights`, as that of `qbound.scale_by_spfb` does. The transform can be the `precondition` of `qbound.spfb`.
-
-    Args:
-      logits_fn: from parameters and inputs to logits (b, n) or (..., n).
-      damping: added to the curvature, above 0. The system is solved exactly, in the eigenvectors of both factors.
-      relative_damping: a further damping, in mean eigenvalues of A (x) B, and times 1000/b for batches of b < 1000.
-        Above 0, all damping is that of inputs divided by sqrt(m + median m), with m the second moment of each, so that
-        columns of large numbers do not set the damping of the others.
-      features_fn: from parameters and inputs to what the weights are applied to, (b, d) or (..., d); by default the
-        inputs themselves.
-      decay: of the running averages, in [0, 1), whenever they are updated.
-      update_every: after how many steps B, whose eigenvectors cost as much as many gradients, is updated.
-      input_rank: how many eigenvectors of B to have, about the leading ones; the other directions share the mean of
-        their eigenvalues. None for all, as have inputs of at most twice that number.
-      label_curvature: "bound", or "bohning" for the fixed A = 1/2 (I - 11'/n), whose eigenvectors are known. Above
-        1,000 labels it is that in any case.
-      label_every: after how many steps A is updated.
-      label_examples: from how many examples of a batch, at random places, A is updated; None for all.
-      order: of the labels in the bound; see `qbound.log_partition_bound`.
-      output_axis: which axis of the weights is that of labels, if their shapes do not tell.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs` with state `ScaleByKspfbState`, which holds two d x d matrices.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import qbound
-      >>> transform = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.1)
-      >>> inputs = jax.random.normal(jax.random.key(0), (100, 20))
-      >>> weights, grads = jnp.zeros((20, 3)), jnp.ones((20, 3))
-      >>> updates, state = transform.update(grads, transform.init(weights), weights, inputs=inputs)
-      >>> updates.shape
-      (20, 3)
-    """
-    checks.positive("damping", damping)
-    return kspfb_direction(
-        KspfbOptions(
-            learning_rate=None,
-            logits_fn=logits_fn,
-            l2=0.0,
-            damping=damping,
-            relative_damping=relative_damping,
-            momentum=0.0,
-            features_fn=features_fn,
-            decay=decay,
-            update_every=update_every,
-            input_rank=input_rank,
-            label_curvature=label_curvature,
-            label_every=label_every,
-            label_examples=label_examples,
-            order=order,
-            output_axis=output_axis,
-        )
-    )
-
-
-def kspfb(
-    learning_rate: optax.ScalarOrSchedule,
-    logits_fn: Callable[[Any, Any], Array],
-    *,
-    l2: Scalar = 0.0,
-    damping: Scalar = 0.0,
-    relative_damping: Scalar = 2.0,
-    momentum: Scalar = 0.8,
-    features_fn: Callable[[Any, Any], Array] | None = None,
-    decay: Scalar = 0.9,
-    update_every: int = 500,
-    input_rank: int | None = 128,
-    label_curvature: LabelCurvature = "bound",
-    label_every: int = 4,
-    label_examples: int | None = 256,
-    order: Order = "max_first",
-    output_axis: int | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""Kronecker-factored SPFB, for logistic regression and for the last layer of a network.
-
-    .. math:: \theta \leftarrow \theta - \eta_t\, \operatorname{mean}_t
-        \big[(A \otimes B + (l_2 + \text{damping}) I)^{-1} (\nabla L + l_2 \theta)\big]
-
-    A step costs about two of SGD with 1,000 examples and 10 labels. It is made for many steps with a learning rate that
-    decays to zero, and needs no tuning there: `qbound.kspfb(optax.cosine_decay_schedule(2.0, steps),
-    qbound.linear_logits, l2=1e-4)`. The curvature is not an upper bound, and steps are not certified: for that there is
-    `qbound.spfb`. But a batch never moves the parameters to where the bound of its own objective is higher: a step that
-    would is shortened, and the factors are made anew.
-
-    Gradients are those of the **mean** loss without the l2 term, and `update` takes `inputs`, as `qbound.spfb` does.
-    With `optax.inject_hyperparams`: `static_args=("logits_fn", "features_fn", "update_every", "input_rank",
-    "label_every", "label_examples", "output_axis")`.
-
-    Args:
-      learning_rate: eta, a number or an optax schedule; best one that decays from 2 to 0.
-      logits_fn: the model; see `scale_by_kspfb`, as for every option below but momentum.
-      l2: weight of the regulariser l2/2 |theta|^2: added to the curvature and, times theta, to the gradient.
-      damping: added to the curvature alone.
-      relative_damping: a further damping in mean eigenvalues. One of the three must be above 0.
-      momentum: of the mean of directions, debiased; 0 takes each as it is.
-      features_fn: what the weights are applied to; by default the inputs.
-      decay: of the running averages.
-      update_every: after how many steps the factor of inputs is updated.
-      input_rank: how many eigenvectors of the factor of inputs to have, None for all. With a relative damping of 2
-        those that the damping does not drown are few.
-      label_curvature: "bound" or "bohning".
-      label_every: after how many steps the factor of labels is updated.
-      label_examples: from how many examples of a batch the factor of labels is updated.
-      order: of the labels.
-      output_axis: which axis of the weights is that of labels.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs`.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> import qbound
-      >>> x = jax.random.normal(jax.random.key(0), (500, 4))
-      >>> y = jnp.argmax(x[:, :3], axis=1)
-      >>> def loss(params):
-      ...     logits = qbound.linear_logits(params, x)
-      ...     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-      >>> tx = qbound.kspfb(optax.cosine_decay_schedule(2.0, 50), qbound.linear_logits, l2=1e-3)
-      >>> params = {"weights": jnp.zeros((4, 3)), "bias": jnp.zeros(3)}
-      >>> state, update = tx.init(params), jax.jit(tx.update)
-      >>> for _ in range(50):
-      ...     updates, state = update(jax.grad(loss)(params), state, params, inputs=x)
-      ...     params = optax.apply_updates(params, updates)
-      >>> print(f"{loss(params):.2f}")
-      0.19
-    """
-    numbers = {"l2": l2, "damping": damping, "relative_damping": relative_damping}
-    for name, number in numbers.items():
-        checks.nonnegative(name, number)
-    if all(checks.is_number(number) and number == 0 for number in numbers.values()):
-        raise ValueError(
-            "damping: expected l2 + damping + relative_damping > 0, because the curvature is singular; got 0 for all"
-        )
-    direction = kspfb_direction(
-        KspfbOptions(
-            learning_rate=learning_rate,
-            logits_fn=logits_fn,
-            l2=l2,
-            damping=damping,
-            relative_damping=relative_damping,
-            momentum=momentum,
-            features_fn=features_fn,
-            decay=decay,
-            update_every=update_every,
-            input_rank=input_rank,
-            label_curvature=label_curvature,
-            label_every=label_every,
-            label_examples=label_examples,
-            order=order,
-            output_axis=output_axis,
-        )
-    )
-    return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "kspfb")

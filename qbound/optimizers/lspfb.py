@@ -7,17 +7,19 @@ import optax
 from jaxtyping import Array
 
 from qbound import checks
-from qbound.curvature import LowRank
 from qbound.families.low_rank.bound import Method
+from qbound.models.base import full_weights
+from qbound.models.linear import logits_shape
 from qbound.optimizers.base import (
     CurvatureTransform,
     check_some_damping,
     curvature_transform,
     given,
     keep_params_finite,
+    parameter_dtype,
 )
-from qbound.optimizers.memory import SketchOptions, first_sketch, source_curvature
-from qbound.optimizers.spfb import SpfbOptions, spfb_direction
+from qbound.optimizers.memory import SketchOptions, first_sketch
+from qbound.optimizers.spfb import SpfbOptions, low_rank_curvature, spfb_direction, widened
 from qbound.types import Order, Scalar
 
 __all__ = ["lspfb", "scale_by_lspfb"]
@@ -78,10 +80,9 @@ def scale_by_lspfb(
       >>> updates.shape
       (20, 3)
     """
+    options = locals()
     checks.positive("damping", damping)
-    return _direction(
-        None, logits_fn, 0.0, damping, rank, method, decay, order, inputs_axes, block_size, adaptive_damping
-    )
+    return _direction(**options)
 
 
 def lspfb(
@@ -147,36 +148,16 @@ def lspfb(
       >>> print(f"{loss(params):.2f}")
       0.35
     """
+    options = locals()
     check_some_damping(l2, damping)
-    rate = learning_rate if limit_steps else None
-    direction = _direction(
-        rate, logits_fn, l2, damping, rank, method, decay, order, inputs_axes, block_size, adaptive_damping
-    )
+    rate = learning_rate if options.pop("limit_steps") else None
+    direction = _direction(**{**options, "learning_rate": rate})
     return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "spfb")
 
 
-def _direction(
-    rate, logits_fn, l2, damping, rank, method, decay, order, inputs_axes, block_size, adaptive_damping
-) -> CurvatureTransform:
+def _direction(*, rank, method, decay, block_size, **options_of_spfb) -> CurvatureTransform:
     sketch = SketchOptions(rank=rank, method=method, decay=decay, block_size=block_size)
-    options = SpfbOptions(
-        learning_rate=rate,
-        logits_fn=logits_fn,
-        l2=l2,
-        damping=damping,
-        solver="auto",
-        order=order,
-        max_steps=1,
-        tolerance=1e-3,
-        window=None,
-        inputs_like=None,
-        inputs_axes=inputs_axes,
-        precondition=None,
-        warm_start=False,
-        microbatch_size=None,
-        adaptive_damping=adaptive_damping,
-        sketch=sketch,
-    )
+    options = SpfbOptions(sketch=sketch, **options_of_spfb)
     transform = spfb_direction(options)
 
     def remember(params):
@@ -184,10 +165,10 @@ def _direction(
 
     def prepare(carried, params, damping, *, inputs=None, example_weights=None):
         inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-        model = options.widened()
-        weights = model.weights("example_weights", example_weights, params, inputs)
-        curvature, carried = source_curvature(model, carried, params, inputs, weights)
-        assert isinstance(curvature, LowRank)
+        model = widened(options.logits_fn)
+        shape = logits_shape(model, params, inputs)[:-1]
+        weights = full_weights("example_weights", example_weights, shape, parameter_dtype(params))
+        curvature, carried = low_rank_curvature(options, model, carried, params, inputs, weights)
         return carried, curvature.solver(damping + checks.nonnegative("damping", options.damping))
 
     return curvature_transform(transform.init, transform.update, remember, prepare)

@@ -1,8 +1,6 @@
-"""A window of recent examples: a ring buffer of their inputs and weights in the state of a transform."""
+"""What SPFB and LSPFB remember of earlier batches: a window of examples, a sketch of curvatures, a limit of steps."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,38 +10,10 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import checks, trees
 from qbound.curvature import Curvature, LowRank
 from qbound.families.low_rank.bound import METHODS, Method, checked_rank, low_rank
-from qbound.models.base import axis_flags, join, logits_shape, split
-from qbound.optimizers.base import given, parameter_dtype
+from qbound.models.base import axis_flags, join, split
 from qbound.types import Scalar, working_dtype
 
-__all__ = [
-    "Batch",
-    "Progress",
-    "SketchOptions",
-    "SpfbLimit",
-    "SpfbSketch",
-    "SpfbWindow",
-    "add_batch",
-    "batch_curvature",
-    "batch_of_one",
-    "check_examples",
-    "empty_window",
-    "first_sketch",
-    "first_window",
-    "is_full",
-    "is_settled",
-    "longest_step",
-    "no_limit_yet",
-    "progress",
-    "push",
-    "restarted",
-    "settled_window",
-    "source_curvature",
-    "trust",
-    "trust_in",
-    "with_batch",
-    "withdraw_unless",
-]
+# A window of recent examples: a ring buffer of their inputs and weights in the state of a transform.
 
 
 # With as many examples in the window, half of a step is taken. Chosen by hand: less is bolder with batches of one, more
@@ -182,11 +152,6 @@ def _places(window, count) -> Int[Array, " k"]:
     return (window.window_next + jnp.arange(min(count, size), dtype=jnp.int32)) % size
 
 
-def is_full(window: SpfbWindow) -> Bool[Array, ""]:
-    """Whether there is an example in every place."""
-    return window.window_filled == window.window_weights.shape[0]
-
-
 def trust(window: SpfbWindow) -> Float[Array, ""]:
     """k/(k + c) for k examples of some weight in the window: what part to take of a step that is right for those."""
     weights = window.window_weights.reshape(window.window_weights.shape[0], -1)
@@ -270,11 +235,6 @@ def add_batch(
     return mean, SpfbSketch(total.basis, total.scales, total.diagonal, count)
 
 
-def is_settled(sketch: SpfbSketch, decay: Float[Array, ""]) -> Bool[Array, ""]:
-    """Whether about as many batches have come as the sketch remembers, 1/(1 - rho): then W_t (1 - rho) = 1 - 1/e."""
-    return sketch.sketch_batches * (1 - decay) >= 0.63
-
-
 def _compressed(options, curvature, start):
     return low_rank(curvature, rank=options.rank, method=options.method, block_size=options.block_size, start=start)
 
@@ -313,7 +273,7 @@ def longest_step(limit: SpfbLimit) -> Float[Array, ""]:
     return jnp.where(known, 2 * limit.limit_slope / jnp.where(known, limit.limit_curvature, 1), jnp.inf)
 
 
-def with_batch(limit: SpfbLimit, slope: Array, curvature: Array, weight: Scalar) -> SpfbLimit:
+def updated_limit(limit: SpfbLimit, slope: Array, curvature: Array, weight: Scalar) -> SpfbLimit:
     """A batch taken into the averages, with `weight`, or in the first steps as one of few; not if it is not finite."""
     count = limit.limit_updates.astype(slope.dtype)
     weight_now = jnp.maximum(1 / (count + 1), jnp.asarray(weight, slope.dtype))
@@ -329,60 +289,14 @@ def with_batch(limit: SpfbLimit, slope: Array, curvature: Array, weight: Scalar)
     )
 
 
-# Where the curvature of an update comes from: its batch, a window of examples, or a sketch of the batches before.
+# How far the memory of batches has filled.
 
 
-class Batch(NamedTuple):
-    """The curvature of one update, and the batch that is entered into a window or a sketch for it."""
-
-    source: Curvature  # what the step is made with
-    own: Callable[[], Curvature]  # that of the batch alone
-    window: SpfbWindow | None = None  # with the batch entered
-    examples: Any = None
-    weights: Any = None
-    sketch: SpfbSketch | None = None  # with the batch entered
-
-
-def batch_curvature(options, state, params, inputs, example_weights, curvature_inputs, curvature_weights) -> Batch:
-    """The curvature of the caller's choice, of the current batch, or of the window or the sketch that it enters."""
-    window = state.spfb_window
-    if curvature_inputs is not None:
-        if window is not None or state.spfb_sketch is not None:
-            kept = "window" if window is not None else "decay"
-            raise ValueError(f"curvature_inputs: expected None with {kept}=, which keeps its own; got both")
-        weights = options.weights("curvature_weights", curvature_weights, params, curvature_inputs)
-        curvature, _ = source_curvature(options, None, params, curvature_inputs, weights)
-        return Batch(curvature, lambda: curvature)
-    if curvature_weights is not None:
-        raise ValueError("curvature_weights: expected None without curvature_inputs; got weights")
-    inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-    examples = [] if window is None else check_examples(inputs, options.inputs_like, options.inputs_axes)
-    weights = options.weights("example_weights", example_weights, params, inputs)
-    own = functools.cache(lambda: options.curvature(params, inputs, weights))
-    if window is None:
-        curvature, sketch = source_curvature(options, state.spfb_sketch, params, inputs, weights)
-        return Batch(curvature, own, weights=weights, sketch=sketch)
-    entered = push(window, examples, weights)
-    if weights.shape[0] >= options.window:
-        return Batch(own(), own, entered, examples, weights)
-    _, shared = split("inputs", inputs, options.inputs_axes)
-    flags = axis_flags("inputs", inputs, options.inputs_axes)
-    recent = join(jax.tree.structure(inputs), flags, entered.window_examples, shared)
-    return Batch(options.curvature(params, recent, entered.window_weights), own, entered, examples, weights)
-
-
-def source_curvature(options, sketch, params, inputs, weights) -> tuple[Curvature, SpfbSketch | None]:
-    """The curvature of a batch or, with the options of a sketch, the low-rank one of what has entered it."""
-    if options.sketch is None:
-        return options.curvature(params, inputs, weights), None
-    return add_batch(options.sketch, sketch, options.sketched_curvature(params, inputs, weights))
-
-
-class Progress(NamedTuple):
-    """How far the memory of batches has filled.
+class Filling(NamedTuple):
+    """Of a window, or a sketch, with the current batch.
 
     Attributes:
-      full: whether it has.
+      full: whether it is full.
       trust: what part to take of a step that is right for what there is.
       weight: of one batch in it.
     """
@@ -392,42 +306,39 @@ class Progress(NamedTuple):
     weight: Any
 
 
-def progress(options, batch: Batch) -> Progress | None:
-    """Of the window or the sketch, the batch included; None without either."""
-    if batch.window is not None:
-        weight = min(1.0, batch.weights.shape[0] / options.window)
-        return Progress(is_full(batch.window), trust(batch.window), weight)
-    if batch.sketch is not None:
-        examples = batch.sketch.sketch_batches * batch.weights.shape[0]
-        decay = jnp.asarray(options.sketch.decay, examples.dtype)
-        return Progress(is_settled(batch.sketch, decay), trust_in(examples), 1 - decay)
-    return None
+def how_full_is_window(window: SpfbWindow, examples: int) -> Filling:
+    """With batches of `examples`."""
+    size = window.window_weights.shape[0]
+    return Filling(window.window_filled == size, trust(window), min(1.0, examples / size))
 
 
-def settled_window(window, batch, g, damping, sound) -> SpfbWindow | None:
+def how_full_is_sketch(sketch: SpfbSketch, examples: int, decay: Scalar) -> Filling:
+    """Full once about as many batches have come as it remembers, 1/(1 - rho): then W_t (1 - rho) = 1 - 1/e."""
+    count = sketch.sketch_batches
+    decay = jnp.asarray(decay, count.dtype)
+    return Filling(count * (1 - decay) >= 0.63, trust_in(count * examples), 1 - decay)
+
+
+def recent_inputs(window: SpfbWindow, inputs: Any, axes: Any) -> Any:
+    """The examples of a window as a batch, with what all examples share taken from `inputs`."""
+    _, shared = split("inputs", inputs, axes)
+    flags = axis_flags("inputs", inputs, axes)
+    return join(jax.tree.structure(inputs), flags, window.window_examples, shared)
+
+
+def settled_window(window: SpfbWindow, batch: Any, g: Any, damping: Array, sound: Bool[Array, ""]) -> SpfbWindow:
     """The window after an update: with the batch if all went well.
 
     If not, and the batch is to blame, without it. If the batch alone is fine, some older example is to blame, which the
     parameters have moved away from: then with nothing but the batch.
     """
-    if batch.window is None:
-        return window
     kept = withdraw_unless(sound, batch.window, window, batch.weights.shape[0])
 
     def older_to_blame():
         # Of the size that solvers work with, so that what overflows there does so here.
         size = trees.largest(g)
         unit = trees.scale(1 / jnp.where(size > 0, size, 1), g)
-        return trees.all_finite(trees.add_scaled(batch.own().mv(unit), damping, unit))
+        return trees.all_finite(trees.add_scaled(batch.of_batch().mv(unit), damping, unit))
 
     restart = jax.lax.cond(sound, lambda: jnp.array(False), older_to_blame)
     return jax.lax.cond(restart, lambda: restarted(window, batch.examples, batch.weights), lambda: kept)
-
-
-def first_window(options, params) -> SpfbWindow:
-    """With nothing in it."""
-    like, axes = options.inputs_like, options.inputs_axes
-    shape = (1, 1)
-    if jax.tree.leaves(params):  # optax.tree.map_params asks for a state without parameters
-        shape = logits_shape(options.logits_fn, params, batch_of_one(like, axes))
-    return empty_window(options.window, like, axes, shape[1:-1], parameter_dtype(params))

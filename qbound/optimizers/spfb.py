@@ -11,11 +11,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, compiler, trees
-from qbound.curvature import Curvature
+from qbound.curvature import Curvature, LowRank
 from qbound.curvature.model import SOLVERS, Solver, curvature_by_example, mean_curvature, solve
-from qbound.families.softmax import log_partition_bound
-from qbound.models.base import full_weights, logits_shape
-from qbound.models.linear import linear_logits
+from qbound.families.softmax import Softmax
+from qbound.models.base import full_weights
+from qbound.models.linear import linear_logits, logits_shape
 from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
@@ -25,6 +25,7 @@ from qbound.optimizers.base import (
     is_narrow,
     keep_params_finite,
     parameter_dtype,
+    rate_at,
     runs_away,
     widen_floats,
 )
@@ -34,114 +35,32 @@ from qbound.optimizers.memory import (
     SpfbLimit,
     SpfbSketch,
     SpfbWindow,
-    batch_curvature,
+    add_batch,
+    batch_of_one,
+    check_examples,
+    empty_window,
     first_sketch,
-    first_window,
+    how_full_is_sketch,
+    how_full_is_window,
     longest_step,
     no_limit_yet,
-    progress,
+    push,
+    recent_inputs,
     settled_window,
-    with_batch,
+    updated_limit,
 )
-from qbound.types import Order, Scalar
+from qbound.types import Order, Scalar, working_dtype
 
-__all__ = ["ScaleBySpfbState", "SpfbInfo", "SpfbOptions", "scale_by_spfb", "spfb", "spfb_direction"]
-
-
-# What the transforms are told when they are built, and what they are given in every update.
-
-
-@dataclasses.dataclass(frozen=True)
-class SpfbOptions:
-    """The arguments of `qbound.spfb` and, with `sketch`, of `qbound.lspfb`: Python values an update closes over.
-
-    A `learning_rate` of None, as for `qbound.scale_by_spfb`, is 1 and unknown: steps are not limited.
-    """
-
-    learning_rate: optax.ScalarOrSchedule | None
-    logits_fn: Callable[[Any, Any], Array]
-    l2: Scalar
-    damping: Scalar
-    solver: Solver
-    order: Order
-    max_steps: int
-    tolerance: Scalar
-    window: int | None
-    inputs_like: Any
-    inputs_axes: Any
-    precondition: CurvatureTransform | Callable[[Any], Any] | None
-    warm_start: bool
-    microbatch_size: int | None
-    adaptive_damping: Scalar | None
-    sketch: SketchOptions | None = None
-
-    def __post_init__(self):
-        checks.function("logits_fn", self.logits_fn)
-        checks.choice("solver", self.solver, SOLVERS)
-        checks.choice("order", self.order, ("descending", "max_first", "given"))
-        object.__setattr__(self, "max_steps", checks.integer("max_steps", self.max_steps))
-        checks.nonnegative("tolerance", self.tolerance)
-        if self.window is not None:
-            object.__setattr__(self, "window", checks.integer("window", self.window))
-        if (self.window is None) != (self.inputs_like is None):
-            raise ValueError(
-                "inputs_like: expected one example's inputs, or their shapes, together with window and not without it; "
-                f"got window={self.window!r} and {'no' if self.inputs_like is None else 'an'} inputs_like"
-            )
-        if self.precondition is not None:
-            if not isinstance(self.precondition, CurvatureTransform) and not callable(self.precondition):
-                raise TypeError(
-                    "precondition: expected a function, or a transform made by scale_by_kspfb or scale_by_lspfb; got "
-                    f"{self.precondition!r}"
-                )
-            if self.solver in ("dense", "woodbury"):
-                raise ValueError(f'precondition: expected None with solver={self.solver!r}, because only "cg" uses it')
-        if self.microbatch_size is not None:
-            object.__setattr__(self, "microbatch_size", checks.integer("microbatch_size", self.microbatch_size))
-            if self.solver == "woodbury":
-                raise ValueError('microbatch_size: expected None with solver="woodbury", which needs the whole batch')
-        if self.adaptive_damping is not None:
-            checks.positive("adaptive_damping", self.adaptive_damping)
-
-    def curvature(self, params: Any, inputs: Any, weights: Array) -> Curvature:
-        """Of the bound at `params`, the mean over a batch."""
-        return mean_curvature(
-            self.logits_fn,
-            params,
-            inputs,
-            weights,
-            bound=functools.partial(log_partition_bound, order=self.order),
-            axes=self.inputs_axes,
-            microbatch_size=self.microbatch_size,
-        )
-
-    def sketched_curvature(self, params: Any, inputs: Any, weights: Array) -> Curvature:
-        """The same, in the form that low-rank methods take rows from."""
-        return curvature_by_example(
-            self.logits_fn,
-            params,
-            inputs,
-            weights,
-            bound=functools.partial(log_partition_bound, order=self.order),
-            axes=self.inputs_axes,
-        )
-
-    def widened(self) -> "SpfbOptions":
-        """With a model that is handed its inputs in float32 at least, as it is its parameters."""
-
-        def model(params, inputs):
-            return self.logits_fn(params, jax.tree.map(widen_floats, inputs))
-
-        known = self.logits_fn is linear_logits
-        return self if known else dataclasses.replace(self, logits_fn=model)
-
-    def weights(self, name: str, weights: Any, params: Any, inputs: Any) -> Array:
-        """One for each row of logits."""
-        shape = logits_shape(self.logits_fn, params, inputs)
-        return full_weights(name, weights, shape[:-1], parameter_dtype(params))
-
-
-# One update of SPFB: what it is told, what it remembers, and what it does.
+__all__ = [
+    "ScaleBySpfbState",
+    "SpfbInfo",
+    "SpfbOptions",
+    "low_rank_curvature",
+    "scale_by_spfb",
+    "spfb",
+    "spfb_direction",
+    "widened",
+]
 
 
 class SpfbInfo(NamedTuple):
@@ -189,159 +108,6 @@ class ScaleBySpfbState(NamedTuple):
     spfb_adaptation: SpfbAdaptation | None
     spfb_sketch: SpfbSketch | None = None
     spfb_preconditioner: Any = None
-
-
-def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArgs:
-    """The transform from gradients to s, (mean curvature + (l2 + damping) I) s = gradient + l2 params."""
-
-    def init(params) -> Any:
-        params = checked_params(params)
-        dtype = parameter_dtype(params)
-        adaptive, remembers = options.adaptive_damping, options.window is not None
-        sketch = preconditioner = None
-        if options.sketch is not None:
-            sketch = first_sketch(options.sketch, params)
-            remembers = sketch is not None
-        if isinstance(options.precondition, CurvatureTransform):
-            preconditioner = options.precondition.remember(params)
-        return ScaleBySpfbState(
-            spfb_info=SpfbInfo(
-                spfb_steps=jnp.zeros((), jnp.int32),
-                spfb_residual=jnp.zeros((), dtype),
-                spfb_converged=jnp.array(True),
-                spfb_predicted_decrease=jnp.zeros((), dtype),
-                spfb_step_length=jnp.ones((), dtype),
-                spfb_nonfinite=jnp.array(False),
-                spfb_nonfinite_total=jnp.zeros((), jnp.int32),
-            ),
-            spfb_solution=trees.zeros_like(params) if options.warm_start else None,
-            spfb_window=None if options.window is None else first_window(options, params),
-            spfb_limit=no_limit_yet(dtype) if remembers and options.learning_rate is not None else None,
-            spfb_adaptation=None if adaptive is None else first_adaptation(params, adaptive, dtype),
-            spfb_sketch=sketch,
-            spfb_preconditioner=preconditioner,
-        )
-
-    def update(
-        updates,
-        state,
-        params=None,
-        *,
-        inputs=None,
-        example_weights=None,
-        curvature_inputs=None,
-        curvature_weights=None,
-        value=None,
-        **ignored,
-    ) -> Any:
-        del ignored
-        if params is None:
-            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
-        compiler.warn_if_wrong()
-        checks.outside_shard_map(
-            params=params,
-            updates=updates,
-            inputs=inputs,
-            example_weights=example_weights,
-            curvature_inputs=curvature_inputs,
-            curvature_weights=curvature_weights,
-            value=value,
-        )
-        model = options.widened() if is_narrow(params) else options
-        params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
-        l2 = as_number(checks.nonnegative("l2", options.l2), params)
-        # 1. The gradient and the damping of the objective, which has the l2 term.
-        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
-        damping = l2 + as_number(checks.nonnegative("damping", options.damping), params)
-        damping = jnp.where(damping > 0, damping, jnp.nan)
-        adaptation, objective = state.spfb_adaptation, jnp.zeros_like(damping)
-        if adaptation is not None:
-            loss = as_number(given("value", value, "the loss, because of adaptive_damping"), params)
-            objective = loss + l2 / 2 * trees.dot(params, params)
-            adaptation = adapted(adaptation, params, objective, options.adaptive_damping)
-            damping = damping + adaptation.spfb_adaptive_damping
-        # 2. The curvature at the current parameters, and the solution.
-        batch = batch_curvature(model, state, params, inputs, example_weights, curvature_inputs, curvature_weights)
-        precondition, preconditioner = options.precondition, state.spfb_preconditioner
-        if isinstance(precondition, CurvatureTransform):
-            preconditioner, precondition = precondition.prepare(
-                preconditioner, params, damping, inputs=inputs, example_weights=example_weights
-            )
-        solution = solve(
-            options.solver,
-            batch.source,
-            g,
-            damping,
-            max_steps=options.max_steps,
-            tolerance=options.tolerance,
-            precondition=precondition,
-            start=state.spfb_solution,
-        )
-        # 3. The step, unless a number went wrong.
-        s = solution.vector
-        slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
-        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
-        if options.learning_rate is None:
-            finite = finite & ~runs_away(params, s)
-        # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
-        nowhere = (solution.residual >= 1) & (slope == 0)
-        sound = finite & ~nowhere & ~(slope < curved / 2)
-        s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
-        length, limit = _step_length(options, state, batch, g, s, damping)
-        length = jnp.where(sound, length, 0)
-        step = trees.scale(length, s)
-        slope, curved = (jnp.where(sound, x, 0) for x in (length * slope, length**2 * curved))
-        info = SpfbInfo(
-            spfb_steps=solution.steps,
-            spfb_residual=solution.residual,
-            spfb_converged=solution.residual <= as_number(options.tolerance, params),
-            spfb_predicted_decrease=slope - curved / 2,
-            spfb_step_length=length,
-            spfb_nonfinite=~sound,
-            spfb_nonfinite_total=state.spfb_info.spfb_nonfinite_total + (~sound).astype(jnp.int32),
-        )
-        # 4. What the next update needs.
-        if adaptation is not None:
-            modelled = curved - adaptation.spfb_adaptive_damping * trees.dot(step, step)
-            adaptation = remember(adaptation, params, objective, step, slope, modelled)
-        warm = None if state.spfb_solution is None else s
-        window = settled_window(state.spfb_window, batch, g, damping, sound)
-        sketch, preconditioner = (
-            jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
-            for new, old in ((batch.sketch, state.spfb_sketch), (preconditioner, state.spfb_preconditioner))
-        )
-        state = ScaleBySpfbState(info, warm, window, limit, adaptation, sketch, preconditioner)
-        return trees.cast_like(step, updates), state
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _step_length(options, state, batch, g, s, damping) -> tuple[Array, SpfbLimit | None]:
-    """What to multiply s by, and what limits the steps to come.
-
-    While a window or a sketch fills, no further along s than to the minimum of the bound of the current batch alone,
-    because directions that no example has shown yet have no curvature but the damping; and of that only the part
-    `trust`, because the minimum for a few examples is not one for all. Once full, as far as earlier batches allow.
-    """
-    one = jnp.ones_like(damping)
-    memory = progress(options, batch)
-    if memory is None:
-        return one, state.spfb_limit
-    slope, curved = trees.dot(g, s), batch.own().quadratic(s) + damping * trees.dot(s, s)
-    positive: Array = jnp.where(curved > 0, curved, 1)  # pyright: ignore[reportAssignmentType]
-    to_minimum = jnp.where(curved > 0, jnp.clip(slope / positive, 0, 1), 1)
-    held_back = memory.trust * to_minimum
-    limit = state.spfb_limit
-    if limit is None:
-        return jnp.where(memory.full, one, held_back), None
-    rate = options.learning_rate
-    rate = jnp.asarray(rate(limit.limit_updates) if callable(rate) else rate, one.dtype)
-    allowed = jnp.where(memory.full, longest_step(limit), held_back)
-    length = jnp.where(rate > allowed, allowed / rate, 1)
-    return length, with_batch(limit, slope, curved, memory.weight)
-
-
-# SPFB, Algorithm 2 of [WC20]: gradient steps preconditioned by the curvature of the bound.
 
 
 def scale_by_spfb(
@@ -425,26 +191,9 @@ def scale_by_spfb(
       >>> updates.shape, bool(optax.tree.get(state, "spfb_converged"))
       ((4,), True)
     """
+    options = locals()
     checks.positive("damping", damping)
-    return spfb_direction(
-        SpfbOptions(
-            learning_rate=None,
-            logits_fn=logits_fn,
-            l2=0.0,
-            damping=damping,
-            solver=solver,
-            order=order,
-            max_steps=max_steps,
-            tolerance=tolerance,
-            window=window,
-            inputs_like=inputs_like,
-            inputs_axes=inputs_axes,
-            precondition=precondition,
-            warm_start=warm_start,
-            microbatch_size=microbatch_size,
-            adaptive_damping=adaptive_damping,
-        )
-    )
+    return spfb_direction(SpfbOptions(**options))
 
 
 def spfb(
@@ -530,24 +279,302 @@ def spfb(
       >>> print(f"{loss(params):.2f}")
       0.29
     """
+    options = locals()
     check_some_damping(l2, damping)
-    direction = spfb_direction(
-        SpfbOptions(
-            learning_rate=learning_rate if limit_steps else None,
-            logits_fn=logits_fn,
-            l2=l2,
-            damping=damping,
-            solver=solver,
-            order=order,
-            max_steps=max_steps,
-            tolerance=tolerance,
-            window=window,
-            inputs_like=inputs_like,
-            inputs_axes=inputs_axes,
-            precondition=precondition,
-            warm_start=warm_start,
-            microbatch_size=microbatch_size,
-            adaptive_damping=adaptive_damping,
-        )
-    )
+    rate = learning_rate if options.pop("limit_steps") else None
+    direction = spfb_direction(SpfbOptions(**{**options, "learning_rate": rate}))
     return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "spfb")
+
+
+# What an update is told.
+
+
+@dataclasses.dataclass(frozen=True)
+class SpfbOptions:
+    """The arguments of `qbound.spfb` and, with `sketch`, of `qbound.lspfb`: Python values an update closes over.
+
+    A `learning_rate` of None, as for `qbound.scale_by_spfb`, is 1 and unknown: steps are not limited.
+    """
+
+    logits_fn: Callable[[Any, Any], Array]
+    damping: Scalar
+    order: Order
+    inputs_axes: Any
+    adaptive_damping: Scalar | None
+    solver: Solver = "auto"
+    max_steps: int = 1
+    tolerance: Scalar = 1e-3
+    window: int | None = None
+    inputs_like: Any = None
+    precondition: CurvatureTransform | Callable[[Any], Any] | None = None
+    warm_start: bool = False
+    microbatch_size: int | None = None
+    learning_rate: optax.ScalarOrSchedule | None = None
+    l2: Scalar = 0.0
+    sketch: SketchOptions | None = None
+
+    def __post_init__(self):
+        checks.function("logits_fn", self.logits_fn)
+        checks.choice("solver", self.solver, SOLVERS)
+        checks.choice("order", self.order, ("descending", "max_first", "given"))
+        for name in ("max_steps", "window", "microbatch_size"):
+            number = getattr(self, name)
+            if number is not None or name == "max_steps":
+                object.__setattr__(self, name, checks.integer(name, number))
+        checks.nonnegative("tolerance", self.tolerance)
+        if (self.window is None) != (self.inputs_like is None):
+            raise ValueError(
+                "inputs_like: expected one example's inputs, or their shapes, together with window and not without it; "
+                f"got window={self.window!r} and {'no' if self.inputs_like is None else 'an'} inputs_like"
+            )
+        if self.precondition is not None:
+            if not isinstance(self.precondition, CurvatureTransform) and not callable(self.precondition):
+                raise TypeError(
+                    "precondition: expected a function, or a transform made by scale_by_kspfb or scale_by_lspfb; got "
+                    f"{self.precondition!r}"
+                )
+            if self.solver in ("dense", "woodbury"):
+                raise ValueError(f'precondition: expected None with solver={self.solver!r}, because only "cg" uses it')
+        if self.microbatch_size is not None and self.solver == "woodbury":
+            raise ValueError('microbatch_size: expected None with solver="woodbury", which needs the whole batch')
+        if self.adaptive_damping is not None:
+            checks.positive("adaptive_damping", self.adaptive_damping)
+
+    @property
+    def family(self) -> Softmax:
+        """Whose bound the curvature is of."""
+        return Softmax(self.order)
+
+
+# One update.
+
+
+def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArgs:
+    """The transform from gradients to s, (mean curvature + (l2 + damping) I) s = gradient + l2 params."""
+
+    def init(params) -> Any:
+        params = checked_params(params)
+        dtype = parameter_dtype(params)
+        adaptive, remembers = options.adaptive_damping, options.window is not None
+        sketch = preconditioner = None
+        if options.sketch is not None:
+            sketch = first_sketch(options.sketch, params)
+            remembers = sketch is not None
+        if isinstance(options.precondition, CurvatureTransform):
+            preconditioner = options.precondition.remember(params)
+        return ScaleBySpfbState(
+            spfb_info=SpfbInfo(
+                spfb_steps=jnp.zeros((), jnp.int32),
+                spfb_residual=jnp.zeros((), dtype),
+                spfb_converged=jnp.array(True),
+                spfb_predicted_decrease=jnp.zeros((), dtype),
+                spfb_step_length=jnp.ones((), dtype),
+                spfb_nonfinite=jnp.array(False),
+                spfb_nonfinite_total=jnp.zeros((), jnp.int32),
+            ),
+            spfb_solution=trees.zeros_like(params) if options.warm_start else None,
+            spfb_window=None if options.window is None else _first_window(options, params),
+            spfb_limit=no_limit_yet(dtype) if remembers and options.learning_rate is not None else None,
+            spfb_adaptation=None if adaptive is None else first_adaptation(params, adaptive, dtype),
+            spfb_sketch=sketch,
+            spfb_preconditioner=preconditioner,
+        )
+
+    def update(
+        updates,
+        state,
+        params=None,
+        *,
+        inputs=None,
+        example_weights=None,
+        curvature_inputs=None,
+        curvature_weights=None,
+        value=None,
+        **ignored,
+    ) -> Any:
+        del ignored
+        if params is None:
+            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+        compiler.warn_if_wrong()
+        checks.outside_shard_map(
+            params=params,
+            updates=updates,
+            inputs=inputs,
+            example_weights=example_weights,
+            curvature_inputs=curvature_inputs,
+            curvature_weights=curvature_weights,
+            value=value,
+        )
+        model = widened(options.logits_fn) if is_narrow(params) else options.logits_fn
+        params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
+        l2 = as_number(checks.nonnegative("l2", options.l2), params)
+        # 1. The gradient and the damping of the objective, which has the l2 term.
+        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
+        damping = l2 + as_number(checks.nonnegative("damping", options.damping), params)
+        damping = jnp.where(damping > 0, damping, jnp.nan)
+        adaptation, objective = state.spfb_adaptation, jnp.zeros_like(damping)
+        if adaptation is not None:
+            loss = as_number(given("value", value, "the loss, because of adaptive_damping"), params)
+            objective = loss + l2 / 2 * trees.dot(params, params)
+            adaptation = adapted(adaptation, params, objective, options.adaptive_damping)
+            damping = damping + adaptation.spfb_adaptive_damping
+        # 2. The curvature at the current parameters, and the solution.
+        if curvature_inputs is None:
+            if curvature_weights is not None:
+                raise ValueError("curvature_weights: expected None without curvature_inputs; got weights")
+            inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+            batch = _curvatures(options, model, state, params, inputs, "example_weights", example_weights)
+        else:
+            if state.spfb_window is not None or state.spfb_sketch is not None:
+                kept = "window" if state.spfb_window is not None else "decay"
+                raise ValueError(f"curvature_inputs: expected None with {kept}=, which keeps its own; got both")
+            batch = _curvatures(options, model, state, params, curvature_inputs, "curvature_weights", curvature_weights)
+        precondition, preconditioner = options.precondition, state.spfb_preconditioner
+        if isinstance(precondition, CurvatureTransform):
+            preconditioner, precondition = precondition.prepare(
+                preconditioner, params, damping, inputs=inputs, example_weights=example_weights
+            )
+        solution = solve(
+            options.solver,
+            batch.of_step,
+            g,
+            damping,
+            max_steps=options.max_steps,
+            tolerance=options.tolerance,
+            precondition=precondition,
+            start=state.spfb_solution,
+        )
+        # 3. The step, unless a number went wrong.
+        s = solution.vector
+        slope, curved = trees.dot(g, s), trees.dot(s, solution.product)
+        finite = jnp.isfinite(solution.residual) & trees.all_finite(trees.cast_like(s, updates))
+        if options.learning_rate is None:
+            finite = finite & ~runs_away(params, s)
+        # CG that broke down at its first step returns zero. A direct solver may return what its own quadratic warns of.
+        nowhere = (solution.residual >= 1) & (slope == 0)
+        sound = finite & ~nowhere & ~(slope < curved / 2)
+        s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
+        length, limit = _step_length(options, state, batch, g, s, damping, params)
+        length = jnp.where(sound, length, 0)
+        step = trees.scale(length, s)
+        slope, curved = (jnp.where(sound, x, 0) for x in (length * slope, length**2 * curved))
+        info = SpfbInfo(
+            spfb_steps=solution.steps,
+            spfb_residual=solution.residual,
+            spfb_converged=solution.residual <= jnp.asarray(options.tolerance, damping.dtype),
+            spfb_predicted_decrease=slope - curved / 2,
+            spfb_step_length=length,
+            spfb_nonfinite=~sound,
+            spfb_nonfinite_total=state.spfb_info.spfb_nonfinite_total + (~sound).astype(jnp.int32),
+        )
+        # 4. What the next update needs.
+        if adaptation is not None:
+            modelled = curved - adaptation.spfb_adaptive_damping * trees.dot(step, step)
+            adaptation = remember(adaptation, params, objective, step, slope, modelled)
+        warm = None if state.spfb_solution is None else s
+        window = state.spfb_window
+        if window is not None:
+            window = settled_window(window, batch, g, damping, sound)
+        sketch, preconditioner = (
+            jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
+            for new, old in ((batch.sketch, state.spfb_sketch), (preconditioner, state.spfb_preconditioner))
+        )
+        state = ScaleBySpfbState(info, warm, window, limit, adaptation, sketch, preconditioner)
+        return trees.cast_like(step, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def widened(logits_fn: Callable) -> Callable:
+    """A model that is handed its inputs in float32 at least, as it is its parameters."""
+    if logits_fn is linear_logits:
+        return logits_fn
+    return lambda params, inputs: logits_fn(params, jax.tree.map(widen_floats, inputs))
+
+
+def _first_window(options: SpfbOptions, params) -> SpfbWindow:
+    """With nothing in it."""
+    assert options.window is not None
+    like, axes, shape = options.inputs_like, options.inputs_axes, (1, 1)
+    if jax.tree.leaves(params):  # optax.tree.map_params asks for a state without parameters
+        shape = logits_shape(options.logits_fn, params, batch_of_one(like, axes))
+    return empty_window(options.window, like, axes, shape[1:-1], parameter_dtype(params))
+
+
+class Curvatures(NamedTuple):
+    """The curvatures of one update, and the batch as it enters a window or a sketch for them."""
+
+    of_step: Curvature  # what the step is made with
+    of_batch: Callable[[], Curvature]  # that of the batch alone
+    examples: list[Array]
+    weights: Array
+    window: SpfbWindow | None = None  # with the batch
+    sketch: SpfbSketch | None = None  # with the batch
+
+
+def _curvatures(options: SpfbOptions, model, state: ScaleBySpfbState, params, inputs, name, weights) -> Curvatures:
+    """Of a batch alone, of the window that it enters, or the low-rank one of the sketch that it enters."""
+    axes, window = options.inputs_axes, state.spfb_window
+    examples = [] if window is None else check_examples(inputs, options.inputs_like, axes)
+    weights = full_weights(
+        name, weights, logits_shape(model, params, inputs)[:-1], working_dtype(*jax.tree.leaves(params))
+    )
+
+    def mean(inputs, weights):
+        return mean_curvature(
+            model,
+            params,
+            inputs,
+            weights,
+            bound=options.family.bound,
+            axes=axes,
+            microbatch_size=options.microbatch_size,
+        )
+
+    of_batch = functools.cache(lambda: mean(inputs, weights))
+    if options.sketch is not None:
+        curvature, sketch = low_rank_curvature(options, model, state.spfb_sketch, params, inputs, weights)
+        return Curvatures(curvature, of_batch, examples, weights, sketch=sketch)
+    if window is None:
+        return Curvatures(of_batch(), of_batch, examples, weights)
+    window = push(window, examples, weights)
+    # A batch that fills the window is all of it, wherever it lies there.
+    is_all = len(weights) >= len(window.window_weights)
+    of_step = of_batch() if is_all else mean(recent_inputs(window, inputs, axes), window.window_weights)
+    return Curvatures(of_step, of_batch, examples, weights, window)
+
+
+def low_rank_curvature(
+    options: SpfbOptions, model, sketch: SpfbSketch | None, params, inputs, weights
+) -> tuple[LowRank, SpfbSketch | None]:
+    """That of a batch, or of the sketch that it enters, and the sketch."""
+    assert options.sketch is not None
+    rows = curvature_by_example(model, params, inputs, weights, bound=options.family.bound, axes=options.inputs_axes)
+    return add_batch(options.sketch, sketch, rows)
+
+
+def _step_length(options, state, batch: Curvatures, g, s, damping, params) -> tuple[Array, SpfbLimit | None]:
+    """What to multiply s by, and what limits the steps to come.
+
+    While a window or a sketch fills, no further along s than to the minimum of the bound of the current batch alone,
+    because directions that no example has shown yet have no curvature but the damping; and of that only the part
+    `trust`, because the minimum for a few examples is not one for all. Once full, as far as earlier batches allow.
+    """
+    one = jnp.ones_like(damping)
+    if batch.window is not None:
+        memory = how_full_is_window(batch.window, len(batch.weights))
+    elif batch.sketch is not None:
+        memory = how_full_is_sketch(batch.sketch, len(batch.weights), options.sketch.decay)
+    else:
+        return one, state.spfb_limit
+    slope, curved = trees.dot(g, s), batch.of_batch().quadratic(s) + damping * trees.dot(s, s)
+    positive: Array = jnp.where(curved > 0, curved, 1)  # pyright: ignore[reportAssignmentType]
+    to_minimum = jnp.where(curved > 0, jnp.clip(slope / positive, 0, 1), 1)
+    held_back = memory.trust * to_minimum
+    limit = state.spfb_limit
+    if limit is None:
+        return jnp.where(memory.full, one, held_back), None
+    rate = rate_at(options.learning_rate, limit.limit_updates, params)
+    allowed = jnp.where(memory.full, longest_step(limit), held_back)
+    length = jnp.where(rate > allowed, allowed / rate, 1)
+    return length, updated_limit(limit, slope, curved, memory.weight)

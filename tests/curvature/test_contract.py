@@ -10,8 +10,9 @@ import pytest
 
 import qbound
 from qbound.curvature import Batch, Centered, Curvature, Dense, Kronecker, LowRank, Scaled, Sum
-from qbound.curvature.kronecker import BohningLabels, MatrixLayout, SpectralLabels
+from qbound.curvature.kronecker import BohningLabels, DiagonalLabels, InputFactor, SpectralLabels
 from qbound.curvature.model import mean_curvature
+from qbound.models.linear import MatrixLayout
 
 RNG = np.random.default_rng(0)
 LOGITS = 2 * RNG.normal(size=6)
@@ -78,7 +79,7 @@ def _low_rank(dtype, shapes):
     return LowRank(*arrays, parameters=(structure, tuple(leaves)))
 
 
-def _kronecker(dtype, output_axis, bohning=False, d=3, n=4, rank=None):
+def _kronecker(dtype, output_axis, bohning=False, d=3, n=4, rank=None, diagonal=False):
     rng = np.random.default_rng(4)
     shape = (d, n) if output_axis == 1 else (n, d)
     tree = {"weights": jax.ShapeDtypeStruct(shape, dtype), "bias": jax.ShapeDtypeStruct((n,), dtype)}
@@ -91,9 +92,12 @@ def _kronecker(dtype, output_axis, bohning=False, d=3, n=4, rank=None):
     values, rest = np.maximum(values, 0), None
     if rank is not None:  # the last vectors but one, and a column of zeros
         values, vectors, rest = np.append(values[-rank:], 0), np.c_[vectors[:, -rank:], np.zeros(d + 1)], 0.3
-    arrays = (jnp.asarray(x, dtype) for x in (values, vectors))
+    scales, values, vectors = (jnp.asarray(x, dtype) for x in (np.ones(d + 1), values, vectors))
+    if diagonal:
+        labels, vectors = DiagonalLabels(jnp.asarray([0.0, 0.1, 1.0, 2.0], dtype)), None
     rest = None if rest is None else jnp.asarray(rest, dtype)
-    return Kronecker(labels, *arrays, MatrixLayout(structure, tuple(leaves), output_axis), rest)
+    layout = MatrixLayout(structure, tuple(leaves), output_axis)
+    return Kronecker(labels, InputFactor(scales, values, vectors, rest), layout)
 
 
 CURVATURES: dict[str, Callable[..., Curvature]] = {
@@ -122,6 +126,7 @@ CURVATURES: dict[str, Callable[..., Curvature]] = {
     "low rank, of a tree": lambda dtype: _low_rank(dtype, {"b": (2,), "a": (3, 2)}),
     "kronecker": lambda dtype: _kronecker(dtype, output_axis=1),
     "kronecker, Böhning's, transposed": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True),
+    "kronecker, diagonals": lambda dtype: _kronecker(dtype, output_axis=0, diagonal=True),
     "kronecker, few vectors": lambda dtype: _kronecker(dtype, output_axis=1, rank=2),
     "kronecker, Böhning's, few vectors": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True, rank=1),
     "model in pieces, network": functools.partial(_model, b=11, hidden=2, microbatch_size=4),

@@ -202,12 +202,12 @@ def test_few_eigenvectors_of_inputs_give_the_mean_of_the_others_to_all_other_dir
     params, grads = jnp.zeros((30, 4)), jnp.asarray(np.random.default_rng(6).normal(size=(30, 4)))
     tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.05, input_rank=10)
     updates, state = one_update(tx, params, x, grads)
-    factors = state.kspfb_factors
-    assert factors.factor_input_vectors.shape == (30, 10)
+    inputs = state.kspfb_factors.kspfb_inputs.factor_of_inputs
+    assert inputs.vectors.shape == (30, 10)
     values, vectors = np.linalg.eigh(moments(x, bias=False))
     rest = values[:20].mean()
     b = (vectors[:, 20:] * values[20:]) @ vectors[:, 20:].T + rest * vectors[:, :20] @ vectors[:, :20].T
-    np.testing.assert_allclose(factors.factor_input_rest, rest, rtol=0.1)
+    np.testing.assert_allclose(inputs.rest, rest, rtol=0.1)
     expected = dense_solve(label_curvature(x @ params), b, np.asarray(grads), 0.05)
     # The leading eigenvectors are found about, the smallest of them worst.
     np.testing.assert_allclose(updates, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
@@ -238,7 +238,8 @@ def test_few_inputs_have_all_their_eigenvectors_whatever_the_rank():
     p = problems.linear(b=9)
     for rank in (None, 2, 128):
         tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.03, input_rank=rank)
-        assert (tx.init(p.params).kspfb_factors.factor_input_rest is None) == (rank != 2), rank
+        inputs = tx.init(p.params).kspfb_factors.kspfb_inputs.factor_of_inputs
+        assert (inputs.rest is None) == (rank != 2), rank
     few, all_of_them = (
         one_update(qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3, input_rank=rank), p.params, p.inputs)[0]
         for rank in (128, None)
@@ -262,8 +263,8 @@ def test_input_rank_must_be_a_whole_number_above_zero():
 
 
 def kronecker_of(state, labels):
-    factors = state.kspfb_factors
-    u, values = np.asarray(factors.factor_input_vectors), np.asarray(factors.factor_input_values)
+    inputs = state.kspfb_factors.kspfb_inputs.factor_of_inputs
+    u, values = np.asarray(inputs.vectors), np.asarray(inputs.values)
     return np.kron(u @ np.diag(values) @ u.T, labels)
 
 
@@ -297,7 +298,7 @@ def test_above_a_thousand_labels_the_factor_is_bohnings():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)))
     g = jnp.asarray(np.random.default_rng(1).normal(size=(2, n)))
     updates, state = one_update(tx, weights, x, grads=g)
-    assert state.kspfb_factors.factor_labels is None
+    assert state.kspfb_factors.kspfb_labels is None
     b, mean = moments(x, bias=False), np.mean(g, axis=1, keepdims=True)
     expected = np.linalg.solve(b / 2 + 0.5 * np.eye(2), g - mean) + mean / 0.5
     np.testing.assert_allclose(updates, expected, rtol=1e-9)
@@ -352,8 +353,8 @@ def test_inputs_that_are_all_zero_are_not_taken_for_known():
     np.testing.assert_array_equal(updates, 0)
     _, state = update(weights, state, weights, inputs=p.inputs)
     assert not state.kspfb_info.kspfb_nonfinite
-    np.testing.assert_allclose(state.kspfb_factors.factor_inputs, moments(p.inputs, bias=False))
-    assert state.kspfb_factors.factor_input_batches == 1
+    np.testing.assert_allclose(state.kspfb_factors.kspfb_inputs.factor_inputs, moments(p.inputs, bias=False))
+    assert state.kspfb_factors.kspfb_inputs.factor_input_batches == 1
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -376,7 +377,7 @@ def test_low_precision_parameters_have_factors_in_float32():
     tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.1)
     updates, state = one_update(tx, params, p.inputs)
     assert updates["weights"].dtype == jnp.bfloat16
-    assert state.kspfb_factors.factor_inputs.dtype == jnp.float32
+    assert state.kspfb_factors.kspfb_inputs.factor_inputs.dtype == jnp.float32
     exact, _ = one_update(tx, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params), p.inputs)
     np.testing.assert_allclose(flat(updates).astype(np.float32), flat(exact), rtol=2e-2, atol=1e-2)
 

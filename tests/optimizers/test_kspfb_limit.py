@@ -10,10 +10,8 @@ import optax
 import pytest
 
 import qbound
-from qbound.optimizers import kronecker_factors
-from qbound.optimizers import kspfb as kspfb_limit
-from qbound.optimizers import kspfb as kspfb_mean
-from qbound.optimizers import kspfb as kspfb_step
+from qbound.families.softmax import Softmax
+from qbound.optimizers import kronecker_factors, kspfb
 from tests import reference
 from tests.optimizers import problems
 
@@ -133,11 +131,11 @@ def test_a_step_that_is_too_long_forgets_directions_and_makes_factors_anew_in_th
 def limited(limit, step, slope, ratio, rate=1.0, share=1.0):
     """Of a step whose ratio is known beforehand."""
     step, rate, slope, ratio = jnp.int32(step), jnp.asarray(rate), jnp.asarray(slope), jnp.asarray(ratio)
-    return kspfb_limit.limited(limit, step, rate, share, slope, lambda: ratio)
+    return kspfb.limited(limit, step, rate, share, slope, lambda: ratio)
 
 
 def test_limit_looks_at_first_then_now_and_then_and_whenever_the_slope_jumps():
-    looked, limit = [], kspfb_limit.no_limit_yet(jnp.float64)
+    looked, limit = [], kspfb.no_limit_yet(jnp.float64)
     for step in range(170):
         slope = 30.0 if step == 40 else 1.0
         _, _, limit = limited(limit, step, slope, 0.1)
@@ -146,7 +144,7 @@ def test_limit_looks_at_first_then_now_and_then_and_whenever_the_slope_jumps():
 
 
 def test_limit_looks_at_every_step_while_steps_are_close_to_it():
-    looked, limit = [], kspfb_limit.no_limit_yet(jnp.float64)
+    looked, limit = [], kspfb.no_limit_yet(jnp.float64)
     for step in range(12):
         ratio = 1.5 if step < 4 else 0.1
         _, forget, limit = limited(limit, step, 1.0, ratio)
@@ -156,14 +154,14 @@ def test_limit_looks_at_every_step_while_steps_are_close_to_it():
 
 
 def test_one_outlier_does_not_hide_the_next():
-    limit = kspfb_limit.no_limit_yet(jnp.float64)
+    limit = kspfb.no_limit_yet(jnp.float64)
     for step, slope in enumerate([1.0, 1e9, 1.0]):
         _, _, limit = limited(limit, step, slope, 0.1)
     assert limit.limit_slope < 2
 
 
 def test_usual_slope_moves_by_a_tenth_of_the_way_to_at_most_four_times_itself():
-    limit, usual = kspfb_limit.no_limit_yet(jnp.float64), []
+    limit, usual = kspfb.no_limit_yet(jnp.float64), []
     for step, slope in enumerate([2.0, 4.0, 1e9, 0.0]):
         _, _, limit = limited(limit, step, slope, 0.1)
         usual.append(float(limit.limit_slope))
@@ -172,22 +170,22 @@ def test_usual_slope_moves_by_a_tenth_of_the_way_to_at_most_four_times_itself():
 
 @pytest.mark.parametrize("rate", [3.0, -3.0])
 def test_limit_is_of_the_share_of_a_step_and_then_of_all_of_it_up_or_down(rate):
-    length, forget, limit = limited(kspfb_limit.no_limit_yet(jnp.float64), 0, 1.0, 4.0, rate=rate, share=0.5)
+    length, forget, limit = limited(kspfb.no_limit_yet(jnp.float64), 0, 1.0, 4.0, rate=rate, share=0.5)
     assert forget
     np.testing.assert_allclose(limit.limit_excess, 3)
     np.testing.assert_allclose(length, 1 / 6)
 
 
 def test_factors_out_of_turn_become_rarer_until_their_turn_comes():
-    limit, made = kspfb_limit.no_limit_yet(jnp.float64)._replace(limit_excess=jnp.asarray(5.0)), []
+    limit, made = kspfb.no_limit_yet(jnp.float64)._replace(limit_excess=jnp.asarray(5.0)), []
     for step in range(1, 150):
-        wanted, limit = kspfb_limit.wants_factors(limit, jnp.asarray(step, jnp.int32), 64)
+        wanted, limit = kspfb.wants_factors(limit, jnp.asarray(step, jnp.int32), 64)
         made += [step] if wanted else []
     assert made == [1, 2, 4, 8, 16, 32, 64, 65, 67, 71, 79, 95, 127]
 
 
 def test_steps_that_are_not_known_are_skipped_and_leave_the_limit_as_it_was():
-    start = kspfb_limit.no_limit_yet(jnp.float64)
+    start = kspfb.no_limit_yet(jnp.float64)
     length, forget, limit = limited(start, 0, 1.0, np.nan)
     assert np.isnan(length)
     assert not forget
@@ -195,14 +193,14 @@ def test_steps_that_are_not_known_are_skipped_and_leave_the_limit_as_it_was():
 
 
 def test_share_of_the_next_direction_is_the_one_it_has_in_the_mean():
-    directions = kspfb_mean.no_directions_yet(jnp.zeros(2), 0.8)
+    directions = kspfb.no_directions_yet(jnp.zeros(2), 0.8)
     for expected in (1, 1 / 1.8, 1 / 2.44):
-        share = kspfb_mean.share_of_next(directions, 0.8)
+        share = kspfb.share_of_next(directions, 0.8)
         np.testing.assert_allclose(share, expected, rtol=1e-12)
-        mean, _ = kspfb_mean.mean_direction(directions, jnp.ones(2), 0.8, False)
-        without, directions = kspfb_mean.mean_direction(directions, jnp.zeros(2), 0.8, False)
+        mean, _ = kspfb.mean_direction(directions, jnp.ones(2), 0.8, False)
+        without, directions = kspfb.mean_direction(directions, jnp.zeros(2), 0.8, False)
         np.testing.assert_allclose(mean - without, share, rtol=1e-12)
-    assert kspfb_mean.share_of_next(None, 0.0) == 1
+    assert kspfb.share_of_next(None, 0.0) == 1
 
 
 def test_where_there_is_no_gradient_there_is_no_step_and_no_error():
@@ -217,11 +215,11 @@ def test_where_there_is_no_gradient_there_is_no_step_and_no_error():
 def test_ratio_of_a_step_uphill_is_not_a_number():
     p = problems.linear(b=9)
     layout = kronecker_factors.layout_of(p.params, problems.affine, None, 1)
-    batch = kspfb_step.Batch(p.inputs, problems.affine(p.params, p.inputs), None)
-    options = types.SimpleNamespace(order="max_first")
+    batch = kspfb.Batch(p.inputs, problems.affine(p.params, p.inputs), None)
+    options = types.SimpleNamespace(family=Softmax())
     for sign in (1, -1):
         s = jax.tree.map(lambda leaf, sign=sign: sign * leaf, p.params)
-        ratio = kspfb_step._ratio(options, layout, batch, p.params, s, jnp.asarray(1e-3))
+        ratio = kspfb._ratio(options, layout, batch, p.params, s, jnp.asarray(1e-3))
         assert np.isnan(ratio) == (sign < 0)
 
 
@@ -253,12 +251,11 @@ def test_large_batches_are_not_copied(weighted, bias):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [7, 21, 23])
-def test_moments_some_rows_at_a_time_equal_those_of_all(weighted, bias, rows, monkeypatch):
-    monkeypatch.setattr(kronecker_factors, "MOMENTS", 7 * 3)
+def test_moments_some_rows_at_a_time_equal_those_of_all(weighted, bias, rows):
     x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     w = np.arange(rows) / np.arange(rows).sum() if weighted else np.full(rows, 1 / rows)
-    found = jax.jit(kronecker_factors.second_moments, static_argnums=(2, 3))(
-        jnp.asarray(x), jnp.asarray(w) if weighted else None, bias, jnp.float64
+    found = jax.jit(kronecker_factors.second_moments, static_argnums=(2, 3, 4))(
+        jnp.asarray(x), jnp.asarray(w) if weighted else None, bias, jnp.float64, 7 * 3
     )
     x = np.c_[x, np.ones(rows)] if bias else x
     np.testing.assert_allclose(found, x.T @ (w[:, None] * x), rtol=1e-6, atol=1e-7)

@@ -150,7 +150,7 @@ class _KroneckerSource(RowSource):
     map: KroneckerMap
 
     def examples(self):
-        return self.logits, self.weights, self.map.extended_inputs()
+        return self.logits, self.weights, self.map.inputs
 
     def factors(self, example):
         logits, weight, x = example
@@ -160,20 +160,15 @@ class _KroneckerSource(RowSource):
         return KroneckerRows(factors, others)
 
     def to_stack(self, basis):
-        place, n = self.map.places(), self.map.shape()[1]
-        flat = basis if place is None else jnp.zeros_like(basis).at[:, place].set(basis, unique_indices=True)
-        return jnp.swapaxes(flat.reshape(basis.shape[0], -1, n), 1, 2)
+        return self.map.layout.to_matrices(basis)
 
     def to_basis(self, stack):
-        place, flat = self.map.places(), jnp.swapaxes(stack, 1, 2).reshape(stack.shape[0], -1)
-        return flat if place is None else flat[:, place]
+        return self.map.layout.to_vectors(stack)
 
     def dense_rows(self, rows):
         assert isinstance(rows, KroneckerRows)
-        by_example = rows.inputs[:, None, :, None] * rows.factors[:, :, None, :]
-        flat = by_example.reshape(-1, by_example.shape[2] * by_example.shape[3])
-        place = self.map.places()
-        return flat if place is None else flat[:, place]
+        by_example = rows.factors[:, :, :, None] * rows.inputs[:, None, None, :]
+        return self.map.layout.to_vectors(by_example.reshape(-1, *by_example.shape[2:]))
 
 
 @final
