@@ -16,9 +16,9 @@ from qbound.fitting.phases import Progress, Schedule, minimise
 from qbound.fitting.results import FitInfo, MMInfo, Phase, Result, raise_unless_converged
 from qbound.fitting.run import check_arrays, checked_function, checked_params, run
 from qbound.fitting.step import is_regulariser, l2_of_leaves
-from qbound.models.base import full_weights, logits_shape
+from qbound.models.base import full_weights
 from qbound.models.inputs import Dense, Design, Sparse
-from qbound.models.linear import is_linear_logits, linear_logits
+from qbound.models.linear import is_linear_logits, linear_logits, logits_shape
 from qbound.types import Scalar
 
 __all__ = ["fit"]

@@ -658,7 +658,7 @@ def _ratio(options, layout, batch: Batch, g, s, l2) -> Float[Array, ""]:
     matrix, slope = layout.to_matrix(s), trees.dot(g, s)
     d = batch.features.shape[1]
     along = times(batch.features.astype(matrix.dtype), matrix[:, :d].T)
-    along = along + matrix[:, d] if layout.has_bias() else along
+    along = along + matrix[None, :, d] if layout.has_bias() else along
     each = jax.vmap(lambda h, u: options.family.bound(h).curvature._quadratic(u))(batch.logits, along)
     mean = jnp.mean(each) if batch.weights is None else trees.weighted_sum(batch.weights, each)
     # Where there is no gradient there is no step, and a slope below 0 is an error of rounding beyond repair.

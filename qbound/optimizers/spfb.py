@@ -15,7 +15,7 @@ from qbound.curvature import Curvature, LowRank
 from qbound.curvature.model import SOLVERS, Solver, curvature_by_example, mean_curvature, solve
 from qbound.families.softmax import Softmax
 from qbound.models.base import full_weights
-from qbound.models.linear import linear_logits, logits_shape
+from qbound.models.linear import logits_shape
 from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
@@ -487,8 +487,6 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
 
 def widened(logits_fn: Callable) -> Callable:
     """A model that is handed its inputs in float32 at least, as it is its parameters."""
-    if logits_fn is linear_logits:
-        return logits_fn
     return lambda params, inputs: logits_fn(params, jax.tree.map(widen_floats, inputs))
 
 

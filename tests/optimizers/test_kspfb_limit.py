@@ -267,7 +267,7 @@ def test_examples_of_weight_zero_may_have_inputs_and_logits_that_are_not_finite(
     rows = jnp.asarray(rows)
     for of in (
         lambda x: kronecker_factors.second_moments(x, w, True, jnp.float64),
-        lambda h: kronecker_factors.mean_label_curvature(h, w, "max_first"),
+        lambda h: kronecker_factors.mean_label_curvature(h, w, Softmax()),
     ):
         np.testing.assert_allclose(of(bad), of(rows), rtol=1e-12)
 

@@ -17,7 +17,7 @@ from qbound.optimizers.memory import (
     push,
     trust,
     trust_in,
-    with_batch,
+    updated_limit,
     withdraw_unless,
 )
 from tests.optimizers import problems
@@ -311,14 +311,14 @@ def test_limit_follows_the_learning_rate():
 
 
 def test_batch_that_is_not_finite_leaves_the_limit_as_it_was():
-    limit = with_batch(no_limit_yet(jnp.float64), jnp.asarray(1.0), jnp.asarray(4.0), 0.1)
+    limit = updated_limit(no_limit_yet(jnp.float64), jnp.asarray(1.0), jnp.asarray(4.0), 0.1)
     assert longest_step(no_limit_yet(jnp.float64)) == jnp.inf
     assert longest_step(limit) == 0.5
     # The first of them count alike.
-    second = with_batch(limit, jnp.asarray(3.0), jnp.asarray(8.0), 0.1)
+    second = updated_limit(limit, jnp.asarray(3.0), jnp.asarray(8.0), 0.1)
     np.testing.assert_allclose([second.limit_slope, second.limit_curvature], [2.0, 6.0])
     for slope, curvature in ((jnp.nan, 1.0), (1.0, jnp.inf), (jnp.inf, jnp.nan)):
-        after = with_batch(limit, jnp.asarray(slope), jnp.asarray(curvature), 0.1)
+        after = updated_limit(limit, jnp.asarray(slope), jnp.asarray(curvature), 0.1)
         assert longest_step(after) == 0.5
         assert after.limit_updates == limit.limit_updates + 1  # a schedule goes on all the same
 
