@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["PROGRAMS", "gather", "product"]
-
 
 def product(compiler_options: Mapping[str, str] | None = None) -> bool:
     """The largest entry of every row of X 1, where X is full of ones too: its number of columns.

@@ -15,24 +15,6 @@ from jaxtyping import Array, Float
 
 from qbound.types import Scalar
 
-__all__ = [
-    "array",
-    "choice",
-    "float_array",
-    "float_tree",
-    "fraction",
-    "function",
-    "integer",
-    "is_number",
-    "matching",
-    "matching_tree",
-    "nonnegative",
-    "outside_shard_map",
-    "positive",
-    "real_array",
-    "unbatched",
-]
-
 
 def choice(name: str, value: object, options: Sequence[str]) -> None:
     """Raise unless `value` is one of `options`."""

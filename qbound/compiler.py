@@ -25,21 +25,6 @@ from jax.core import Tracer
 
 from qbound import canary
 
-__all__ = [
-    "FLAG",
-    "REMEDY",
-    "MiscompilationWarning",
-    "Program",
-    "Verdict",
-    "compiled_here",
-    "is_known_to_be_wrong",
-    "jit",
-    "message",
-    "repair_process",
-    "verdict",
-    "warn_if_wrong",
-]
-
 FLAG = "xla_cpu_experimental_ynn_fusion_type"
 REMEDY = f"--{FLAG}=-reduce"
 _OPTIONS = {FLAG: ""}

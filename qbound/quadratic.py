@@ -15,8 +15,6 @@ from qbound.models.features import as_linear_map
 from qbound.records import record, static
 from qbound.types import Majorizes, Parameters, Scalar
 
-__all__ = ["QuadraticBound"]
-
 
 @final
 @record

@@ -5,8 +5,6 @@ from typing import TypeVar, dataclass_transform
 
 import jax
 
-__all__ = ["record", "static"]
-
 T = TypeVar("T")
 
 

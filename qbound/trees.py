@@ -12,20 +12,6 @@ from jaxtyping import Array, Bool, Float
 
 from qbound.types import working_dtype
 
-__all__ = [
-    "add",
-    "add_scaled",
-    "all_finite",
-    "cast_like",
-    "dot",
-    "largest",
-    "norm",
-    "scale",
-    "size",
-    "widen",
-    "zeros_like",
-]
-
 
 def dot(a: Any, b: Any) -> Float[Array, ""]:
     """a.b."""

@@ -10,13 +10,12 @@ Axes in annotations, the same throughout the package:
 A function takes one example; `jax.vmap` makes batches.
 """
 
+import math
 from typing import Any, Literal
 
 import chex
 import jax.numpy as jnp
 from jaxtyping import ArrayLike, Float, PyTree
-
-__all__ = ["Majorizes", "Order", "Parameters", "Scalar", "working_dtype"]
 
 # In which order the labels enter the bound; see `qbound.log_partition_bound`.
 Order = Literal["descending", "max_first", "given"]
@@ -34,3 +33,8 @@ Scalar = chex.Numeric
 def working_dtype(*arrays: Any) -> jnp.dtype:
     """The widest float dtype among `arrays`, and float32 at least: narrower ones hold logits, but not their sums."""
     return max((jnp.dtype(jnp.float32), *(array.dtype for array in arrays)), key=lambda dtype: jnp.finfo(dtype).bits)
+
+
+def largest_exponent(dtype: Any) -> float:
+    """The exponent beyond which a label whose p is too small for its dtype, and missing from sums, could matter."""
+    return -0.6 * math.log(jnp.finfo(dtype).tiny)

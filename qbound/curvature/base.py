@@ -9,8 +9,6 @@ from jaxtyping import Array, Float
 from qbound import checks
 from qbound.types import Parameters, Scalar
 
-__all__ = ["Curvature", "domain_of"]
-
 
 class Curvature(abc.ABC):
     """A symmetric positive semidefinite operator on one vector; subclasses are final records.

@@ -13,8 +13,6 @@ from qbound.curvature.base import Curvature, domain_of
 from qbound.linalg.dense import safe_sqrt
 from qbound.records import record
 
-__all__ = ["Centered"]
-
 
 @final
 @record
@@ -38,8 +36,8 @@ class Centered(Curvature):
 
     def _factor(self):
         # diag(sqrt w) (I - 1 f'), f = w/sum(w).
-        identity = jnp.eye(self.weights.size, dtype=self.weights.dtype)
-        return safe_sqrt(self.weights)[:, None] * (identity - self._fractions()[None, :])
+        rows = jnp.eye(self.weights.size, dtype=self.weights.dtype) - self._fractions()[None, :]
+        return safe_sqrt(self.weights)[:, None] * rows
 
     def _solve(self, g, damping):
         # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator

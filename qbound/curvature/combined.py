@@ -12,8 +12,6 @@ from qbound.curvature.base import Curvature
 from qbound.linalg.dense import gram_of_many, safe_sqrt, solve_dense, solve_factored, weighted_sum_of_many
 from qbound.records import record
 
-__all__ = ["Batch", "Scaled", "Sum"]
-
 
 @final
 @record

@@ -9,8 +9,6 @@ from qbound.curvature.base import Curvature, domain_of
 from qbound.linalg.dense import solve_dense, symmetric_root, times
 from qbound.records import record
 
-__all__ = ["Dense"]
-
 
 @final
 @record

@@ -14,18 +14,6 @@ from qbound.linalg.nystrom import leading_eigenvectors
 from qbound.models.linear import MatrixLayout
 from qbound.records import record, static
 
-__all__ = [
-    "BohningLabels",
-    "DiagonalLabels",
-    "InputFactor",
-    "Kronecker",
-    "LabelFactor",
-    "SpectralLabels",
-    "factorised_inputs",
-    "factorised_labels",
-    "solve_in_factors",
-]
-
 
 class LabelFactor(abc.ABC):
     """A, by its eigenvectors."""

@@ -15,8 +15,6 @@ from qbound.linalg.dense import add_to_diagonal, safe_sqrt, times
 from qbound.records import record, static
 from qbound.types import Parameters, Scalar
 
-__all__ = ["LowRank", "vectors_of"]
-
 
 @final
 @record

@@ -19,18 +19,6 @@ from qbound.models.linear import KroneckerMap, is_linear_logits, linearise, logi
 from qbound.records import record, static
 from qbound.types import Scalar
 
-__all__ = [
-    "DIRECT_ADVANTAGE",
-    "ModelCurvature",
-    "Pieces",
-    "SOLVERS",
-    "Solver",
-    "choose_solver",
-    "curvature_by_example",
-    "mean_curvature",
-    "solve",
-]
-
 
 @final
 @record
@@ -103,7 +91,8 @@ class ModelCurvature(Curvature):
 
     def _factors(self) -> Array:
         """sqrt(w_j) F_j with F_j'F_j = M_j."""
-        return trees.weighted(safe_sqrt(self.weights), jax.vmap(lambda m: m._factor())(self.logits))
+        factors = jax.vmap(lambda m: m._factor())(self.logits)
+        return trees.weighted(safe_sqrt(self.weights), factors)
 
 
 @final
@@ -266,16 +255,12 @@ def _in_pieces(array, size, mode):
 # direct solvers if it is at most `DIRECT_ADVANTAGE` times as expensive as `max_steps` of CG, and CG otherwise. A low-
 # rank curvature has a direct solver of its own.
 
-
 Solver = Literal["auto", "dense", "woodbury", "cg"]
-
 
 SOLVERS = ("auto", "dense", "woodbury", "cg")
 
-
 # Direct solvers are exact, and their matrix products run at several times the speed of the narrow ones of CG.
 DIRECT_ADVANTAGE = 8
-
 
 # Direct solvers for a general model hold its Jacobian: no more than so many numbers.
 JACOBIAN_LIMIT = 2**26

@@ -11,8 +11,6 @@ from qbound.linalg.dense import gram, solve_dense, solve_factored, symmetric_roo
 from qbound.models.base import LinearMap
 from qbound.records import record
 
-__all__ = ["Pullback"]
-
 
 @final
 @record

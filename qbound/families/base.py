@@ -13,19 +13,6 @@ from qbound.quadratic import QuadraticBound
 from qbound.records import record
 from qbound.types import working_dtype
 
-__all__ = [
-    "LineRows",
-    "LogPartition",
-    "Logits",
-    "curvature_weight",
-    "exponential_remainder",
-    "largest_exponent",
-    "largest_radius",
-    "local_factor",
-    "local_weight",
-    "prepare",
-]
-
 
 class LogPartition(abc.ABC):
     """A family of log-partition functions log Z(h): what methods are made of, above logits h and below nothing else.
@@ -139,17 +126,13 @@ def prepare(logits: ArrayLike, log_prior: ArrayLike | None = None) -> Logits:
 
 # The scalar functions that set how curved a bound is, exact near the point where their formulas are 0/0.
 
-
 # tanh(y)/y = sum_k T_k y^(2k), to y^10: at |y| = 1/16 the next term is 1e-17.
 _TANH_SERIES = (1, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925)
 
-
 _TANH_LIMIT = 1 / 16
-
 
 # 2 (e^r - r - 1)/r^2 = sum_k 2 r^k/(k + 2)!, to r^12: at r = 1/2 the next term is 2e-16.
 _LOCAL_SERIES = tuple(2 / math.factorial(k + 2) for k in range(13))
-
 
 _LOCAL_LIMIT = 1 / 2
 
@@ -181,11 +164,6 @@ def local_factor(radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def largest_radius(dtype: Any) -> float:
     """Up to which `local_factor` is finite: 88 in float32, 709 in float64."""
     return float(math.floor(math.log(jnp.finfo(dtype).max)))
-
-
-def largest_exponent(dtype: Any) -> float:
-    """The exponent beyond which a label whose p is too small for its dtype, and missing from sums, could matter."""
-    return -0.6 * math.log(jnp.finfo(dtype).tiny)
 
 
 def local_weight(

@@ -10,8 +10,6 @@ from qbound.families.base import Logits, largest_radius, local_weight, prepare
 from qbound.quadratic import QuadraticBound
 from qbound.types import Majorizes, Scalar
 
-__all__ = ["bohning_bound", "local_bound", "second_order_expansion"]
-
 
 def bohning_bound(logits: ArrayLike, *, log_prior: ArrayLike | None = None) -> QuadraticBound:
     r"""Böhning's bound: the fixed curvature 1/2 (I - 11'/n) over the labels that are not removed.

@@ -19,37 +19,15 @@ from qbound.linalg.dense import safe_sqrt
 from qbound.records import record
 from qbound.types import Scalar
 
-__all__ = [
-    "LabelOrder",
-    "LargestFirst",
-    "LeadOrder",
-    "PairwiseOrder",
-    "Sequential",
-    "SortedOrder",
-    "absorb_label",
-    "curvature_as_given",
-    "curvature_largest_first",
-    "descending_order",
-    "lead_order",
-    "no_labels",
-    "prefix_sums",
-    "scanned_logits",
-    "scan_product",
-    "scan_solve",
-    "suffix_sums",
-]
-
 # Exclusive prefix and suffix sums of one vector, fast on every backend.
 #
 # On CPU, `jnp.cumsum` over 100,000 entries costs more than a softmax of them. Here the sums are taken inside short
 # blocks by a product with a triangular matrix of ones, then over the sums of the blocks in the same way: O(n) work, and
 # rounding errors that grow with log n instead of n.
 
-
 # Lengths of a block, from the best: whole SIMD registers on CPU, and few enough multiplications by zero. The first that
 # divides the vector is taken, because filling up the last block copies everything twice; the first of all if none does.
 BLOCKS = (32, 16, 20, 8, 24, 40, 28, 12)
-
 
 # The largest vector summed as one block.
 WHOLE = 128
@@ -95,11 +73,9 @@ def _multiply(x, *, reverse):
 # In every order of this module the label with the largest logit comes first. The order as given needs no class: there
 # the labels are scanned as they are.
 
-
 # Up to so many labels, comparing all pairs is faster than XLA's sort on CPU. With twice as many it is not, and its n^2
 # comparisons take far more memory.
 PAIRWISE_LIMIT = 16
-
 
 # Up to so many, all are read to find one.
 FEW = 128

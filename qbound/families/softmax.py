@@ -14,7 +14,6 @@ from qbound.families.base import (
     LogPartition,
     curvature_weight,
     exponential_remainder,
-    largest_exponent,
     prepare,
 )
 from qbound.families.classical import bohning_bound, second_order_expansion
@@ -31,9 +30,7 @@ from qbound.linalg.dense import times
 from qbound.quadratic import QuadraticBound
 from qbound.records import record, static
 from qbound.trees import weighted_sum
-from qbound.types import Order, working_dtype
-
-__all__ = ["Softmax", "SoftmaxLine", "log_partition_bound", "partition_function_bound"]
+from qbound.types import Order, largest_exponent, working_dtype
 
 # Up to this many labels the quadratics of the bound take one label at a time, for all examples at once.
 _FEW_LABELS = 64
@@ -205,19 +202,15 @@ class SoftmaxLine(LineRows):
     def remainder(self, eta):
         x = -eta * self.e
         largest = jnp.max(x, axis=0)
-        limit = largest_exponent(x.dtype)
+        is_near = largest < largest_exponent(x.dtype)
+        # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
+        near = jnp.log1p(jnp.sum(self.p * exponential_remainder(jnp.where(is_near[None, :], x, 0)), axis=0))
 
-        def near(x):
-            # log(1 + sum_k p_k (e^x_k - x_k - 1)), since sum_k p_k x_k = 0.
-            return jnp.log1p(jnp.sum(self.p * exponential_remainder(x), axis=0))
-
-        def everywhere(x):
+        def everywhere():
             # On logarithms: a p that is too small for its dtype counts once x is large.
-            is_near = largest < limit
-            far = jax.nn.logsumexp(self.log_p + x, axis=0)
-            return jnp.where(is_near, near(jnp.where(is_near[None, :], x, 0)), far)
+            return jnp.where(is_near, near, jax.nn.logsumexp(self.log_p + x, axis=0))
 
-        return weighted_sum(self.weights, jax.lax.cond(jnp.max(largest) < limit, near, everywhere, x))
+        return weighted_sum(self.weights, jax.lax.cond(jnp.all(is_near), lambda: near, everywhere))
 
     def moments(self, eta):
         q = jax.nn.softmax(self.log_p - eta * self.e, axis=0)

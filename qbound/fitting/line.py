@@ -21,19 +21,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound.families.base import LogPartition, largest_exponent, local_factor
+from qbound.families.base import LogPartition, local_factor
 from qbound.records import record
 from qbound.trees import weighted_sum
-
-__all__ = [
-    "Line",
-    "StepLength",
-    "certified_by_bound",
-    "certified_locally",
-    "increasing_root",
-    "make_line",
-    "step_length",
-]
+from qbound.types import largest_exponent
 
 # A certified decrease is reduced by this many units of rounding of eta a, so that it holds in floating point too.
 _ROUNDING = 32

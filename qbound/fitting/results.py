@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Certificate", "FitInfo", "MMInfo", "MMState", "NotConverged", "Phase", "Result", "raise_unless_converged"]
-
 
 class Result(enum.IntEnum):
     """How a run ended; `MMInfo.result` is one of these numbers, and `message` says what it means."""

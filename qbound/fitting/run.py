@@ -15,15 +15,13 @@ from qbound.fitting.step import (
     Curvatures,
     DirectionSolver,
     MMOptions,
-    evaluate,
     first_state,
     make_problem,
+    model_of,
+    point_at,
     take_step,
 )
 from qbound.types import Order, Scalar, working_dtype
-
-__all__ = ["check_arrays", "checked_function", "checked_params", "init", "run", "step"]
-
 
 Eta = Scalar | Literal["search"]
 
@@ -48,7 +46,8 @@ def init(
     """
     params = checked_params(params)
     problem = make_problem(checked_function(logits_fn), params, inputs, labels, example_weights, l2)
-    return first_state(problem, evaluate(problem, logits_fn, inputs, params))
+    logits, linear_map, _ = model_of(logits_fn, params, inputs)
+    return first_state(problem, point_at(problem, linear_map, params, logits))
 
 
 def step(
@@ -91,7 +90,8 @@ def step(
         checked_function(logits_fn), state.params, inputs, labels, example_weights, l2, options.family
     )
     state = state._replace(result=_checked_numbers(state, eta, *targets))
-    return take_step(problem, logits_fn, inputs, state, options, eta, *targets)
+    _, linear_map, logits_of = model_of(logits_fn, state.params, inputs)
+    return take_step(problem, linear_map, logits_of, state, options, eta, *targets)
 
 
 def run(
@@ -191,7 +191,8 @@ def run(
 @functools.partial(compiler.jit, static_argnums=(0, 1, 2, 3))
 def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, weights, eta, tolerance, cg_tolerance):
     problem = make_problem(logits_fn, params, inputs, labels, weights, l2, options.family)
-    state = first_state(problem, evaluate(problem, logits_fn, inputs, params))
+    logits, linear_map, logits_of = model_of(logits_fn, params, inputs)
+    state = first_state(problem, point_at(problem, linear_map, params, logits))
     state = state._replace(result=_checked_numbers(state, eta, tolerance, cg_tolerance))
     tolerance = jnp.asarray(tolerance, state.objective.dtype)
 
@@ -202,7 +203,7 @@ def _run(logits_fn, options, max_steps, callback, params, inputs, labels, l2, we
     def one(carry):
         state, history = carry
         row = state.steps
-        state, info = take_step(problem, logits_fn, inputs, state, options, eta, tolerance, cg_tolerance)
+        state, info = take_step(problem, linear_map, logits_of, state, options, eta, tolerance, cg_tolerance)
         if callback is not None:
             jax.debug.callback(lambda info: callback(jax.tree.map(np.asarray, info)), info, ordered=True)
         return state, jax.tree.map(lambda rows, x: rows.at[row].set(x), history, info)

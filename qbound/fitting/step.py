@@ -26,27 +26,9 @@ from qbound.fitting.results import Certificate, MMInfo, MMState, Result
 from qbound.linalg import cg
 from qbound.linalg.dense import solve_scaled
 from qbound.models.base import BatchMap, full_weights, normalised
-from qbound.models.linear import KroneckerMap, linearise, logits_shape
+from qbound.models.linear import KroneckerMap, linearise, logits_in_rows, logits_shape
 from qbound.records import record, static
 from qbound.types import Order, Scalar, working_dtype
-
-__all__ = [
-    "DENSE_LIMIT",
-    "Curvatures",
-    "DirectionSolver",
-    "MMOptions",
-    "Problem",
-    "descent_direction",
-    "evaluate",
-    "first_state",
-    "forcing_tolerance",
-    "has_gained",
-    "is_regulariser",
-    "l2_of_leaves",
-    "make_problem",
-    "rounding_of",
-    "take_step",
-]
 
 Curvatures = Literal["auto", "bound", "bohning", "hessian"]
 DirectionSolver = Literal["auto", "cg", "dense"]
@@ -264,9 +246,8 @@ class Point(NamedTuple):
     gradient_norm: Array
 
 
-def evaluate(problem: Problem, logits_fn: Callable, inputs: Any, params: Any) -> Point:
-    """One pass over the data."""
-    logits, linear_map = _linearised(logits_fn, params, inputs)
+def point_at(problem: Problem, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]) -> Point:
+    """The point with given logits: half a pass over the data, and half of one has made the logits."""
     objective, gradient = problem.value_and_gradient(linear_map, params, logits)
     return Point(params, logits, objective, gradient, trees.norm(gradient))
 
@@ -282,18 +263,17 @@ def first_state(problem: Problem, point: Point) -> MMState:
 
 def take_step(
     problem: Problem,
-    logits_fn: Callable,
-    inputs: Any,
+    linear_map: BatchMap,
+    logits_of: Callable[[Any], Float[Array, "b n"]],
     state: MMState,
     options: MMOptions,
     eta: Any,
     tolerance: Any,
     cg_tolerance: Any,
 ) -> tuple[MMState, MMInfo]:
-    """A step, unless the state says that there can be none."""
+    """A step, unless the state says that there can be none; the linear map is the same for all parameters."""
     dtype = state.objective.dtype
     eta, tolerance = jnp.asarray(eta, dtype), jnp.asarray(tolerance, dtype)
-    _, linear_map = _linearised(logits_fn, state.params, inputs)
     # 1. The direction s, from the bound or from the Hessian. Whatever s is, the rest is right.
     s, cg_steps, passes = _direction(problem, linear_map, state, options, tolerance, cg_tolerance)
     s = trees.cast_like(s, state.gradient)
@@ -301,12 +281,12 @@ def take_step(
         s = _without_rounding_of_the_common_part(problem, s, state.params)
     s = descent_direction(s, state.gradient)
     # 2. Its length, from the displacement u of the logits.
-    u = linear_map.forward(s).astype(dtype)
+    u, is_local = linear_map.forward(s).astype(dtype), options.is_local
     line = problem.line(state.logits, u, trees.dot(state.gradient, s), problem.penalty(s, s))
-    step = step_length(line, is_local=options.is_local, search=options.search, eta=eta)
+    step = step_length(line, is_local=is_local, search=options.search, eta=eta)
     # 3. The objective at the new parameters, which are rounded once, here.
     rounded = jax.lax.optimization_barrier(trees.add_scaled(state.params, -step.length, s))
-    point = evaluate(problem, logits_fn, inputs, rounded)
+    point = point_at(problem, linear_map, rounded, logits_of(rounded))
     moved = jax.tree.map(jnp.subtract, state.params, rounded)
     (length, certified, actual, local), more = _rounded_step(problem, linear_map, state, s, u, step, point, moved)
     # 4. The new state, or the old one with the reason.
@@ -342,15 +322,24 @@ def take_step(
     return state, info
 
 
-def _linearised(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Array, BatchMap]:
-    """As `linearise`, with products in full precision, unless the model or JAX was told which one to take.
+def model_of(
+    logits_fn: Callable, params: Any, inputs: Any
+) -> tuple[Float[Array, "b n"], BatchMap, Callable[[Any], Float[Array, "b n"]]]:
+    """The logits at some parameters, their linear map, and the function to logits at any others.
+
+    Products are in full precision, unless the model or JAX was told which one to take.
 
     By default TPUs round the factors of a product to bfloat16, and GPUs to TF32. Of logits that leaves three digits:
     a step near the optimum changes less than that, and a run would stall there.
     """
-    told = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    with jax.default_matmul_precision(told or "highest"):
-        return linearise(logits_fn, params, inputs)
+    precision = jax.config.jax_default_matmul_precision or "highest"  # pyright: ignore[reportAttributeAccessIssue]
+
+    def logits_of(params):
+        with jax.default_matmul_precision(precision):
+            return logits_in_rows(logits_fn, params, inputs)
+
+    with jax.default_matmul_precision(precision):
+        return *linearise(logits_fn, params, inputs), logits_of
 
 
 def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
@@ -361,7 +350,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
     if options.solver == "dense" or (options.solver == "auto" and trees.size(g) <= DENSE_LIMIT):
 
         def dense(terms):
-            return lambda: ModelCurvature(terms(), problem.weights, linear_map).dense()
+            return lambda: ModelCurvature(terms(), problem.weights, linear_map)._dense()
 
         if options.curvature == "auto":
             matrix = jax.lax.cond(state.newton, dense(hessian), dense(bound))

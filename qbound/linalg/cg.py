@@ -16,8 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import checks, trees
 from qbound.types import Scalar
 
-__all__ = ["Solution", "checked_solution", "conjugate_gradients", "iterate"]
-
 
 class Solution(NamedTuple):
     """What a solver of B s = g found.

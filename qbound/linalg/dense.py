@@ -10,28 +10,11 @@ from jaxtyping import Array, Float
 from qbound import trees
 from qbound.types import Scalar
 
-__all__ = [
-    "HIGHEST",
-    "add_to_diagonal",
-    "gram",
-    "gram_of_many",
-    "safe_sqrt",
-    "solve_dense",
-    "solve_factored",
-    "solve_scaled",
-    "sum_of_many",
-    "symmetric_root",
-    "times",
-    "weighted_sum_of_many",
-]
-
-
 # Damped linear systems (C + damping I) s = g, for C given as an array.
 #
 # Each function takes one system. Damping must be above zero, because every curvature of a log-partition function is
 # singular; a damping that is not makes the result NaN. Products are taken in full precision: the default of
 # accelerators would undo the factorisation's.
-
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -92,7 +75,6 @@ def add_to_diagonal(matrix: Float[Array, "d d"], number: Scalar) -> Float[Array,
 #
 # Where the leading axis is divided over the devices of an explicit mesh it cannot be cut further, and is summed as XLA
 # does.
-
 
 # So many numbers are added one after the other.
 BLOCK = 32

@@ -15,8 +15,6 @@ from jaxtyping import Array, Float
 
 from qbound.linalg.dense import times
 
-__all__ = ["leading_eigenvectors"]
-
 
 def leading_eigenvectors(matrix: Float[Array, "e e"], rank: int) -> tuple[Float[Array, " r"], Float[Array, "e r"]]:
     """About the largest eigenvalues of a matrix, and orthonormal eigenvectors.

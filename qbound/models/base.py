@@ -14,21 +14,6 @@ from qbound.linalg.dense import HIGHEST, gram
 from qbound.records import record, static
 from qbound.types import Parameters, working_dtype
 
-__all__ = [
-    "BatchMap",
-    "FunctionPair",
-    "JacobianMap",
-    "LinearMap",
-    "axis_flags",
-    "example_count",
-    "full_weights",
-    "join",
-    "linearised",
-    "normalised",
-    "split",
-]
-
-
 # Linear maps from parameters to logits: explicit features, or a function with its transpose.
 
 

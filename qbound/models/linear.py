@@ -23,9 +23,6 @@ from qbound.models.same_program import same_program
 from qbound.records import record, static
 from qbound.types import working_dtype
 
-__all__ = ["KroneckerMap", "MatrixLayout", "is_linear_logits", "linear_logits", "linearise"]
-
-
 # Up to this many labels, products of residuals and inputs are narrow.
 _FEW_LABELS = 128
 
@@ -244,18 +241,22 @@ def logits_shape(logits_fn: Callable, params: Any, inputs: Any) -> tuple[int, ..
     return checked_logits(jax.eval_shape(lambda params: logits_fn(params, inputs), params)).shape
 
 
+def _rows(logits):
+    return checked_logits(logits).reshape(-1, logits.shape[-1])
+
+
+def logits_in_rows(logits_fn: Callable, params: Any, inputs: Any) -> Float[Array, "b n"]:
+    """The logits of a model, as rows, in the dtype of `params`, as `linearise` returns them."""
+    return _rows(logits_fn(params, inputs)).astype(working_dtype(*jax.tree.leaves(params)))
+
+
 def linearise(logits_fn: Callable, params: Any, inputs: Any) -> tuple[Float[Array, "b n"], BatchMap]:
     """The logits of a model, as rows, and the linear map of their displacements, in the dtype of `params`.
 
     Those must be float32 at least.
     """
     dtype = working_dtype(*jax.tree.leaves(params))
-
-    def rows(params):
-        logits = checked_logits(logits_fn(params, inputs))
-        return logits.reshape(-1, logits.shape[-1])
-
-    logits, pair = linearised(rows, params)
+    logits, pair = linearised(lambda params: _rows(logits_fn(params, inputs)), params)
     logits = logits.astype(dtype)
     if is_linear_logits(logits_fn, params, inputs):
         inputs, layout = jnp.asarray(inputs), layout_of_linear(params)

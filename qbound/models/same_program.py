@@ -9,8 +9,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-__all__ = ["same_program"]
-
 # Primitives that do nothing but run the program they hold.
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "remat2")
 

@@ -11,23 +11,6 @@ from jaxtyping import Array, Bool, Int
 from qbound import checks, trees
 from qbound.types import Scalar, working_dtype
 
-__all__ = [
-    "CurvatureTransform",
-    "as_number",
-    "check_some_damping",
-    "checked_params",
-    "curvature_transform",
-    "given",
-    "is_narrow",
-    "keep_params_finite",
-    "parameter_dtype",
-    "rate_at",
-    "runs_away",
-    "stays_finite",
-    "widen_floats",
-]
-
-
 # What the transforms are told when they are built, and what they are given in every update.
 
 

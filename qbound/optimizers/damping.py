@@ -12,23 +12,16 @@ from jaxtyping import Array, Float
 
 from qbound import trees
 
-__all__ = ["SpfbAdaptation", "adapted", "first_adaptation", "remember"]
-
-
 # Below the first ratio of actual to predicted decrease the damping grows, above the second it shrinks.
 POOR, GOOD = 0.25, 0.75
 
-
 GROWTH, SHRINKAGE = 2.0, 1.5
-
 
 # Losses of different batches differ by noise. Both decreases are averaged over about ten steps, and a verdict needs a
 # distance of so many standard errors of their difference from the ratio in question.
 MEMORY = 0.9
 
-
 STANDARD_ERRORS = 2.0
-
 
 # Beyond these multiples of its first value damping means nothing any more.
 LOWEST, HIGHEST = 1e-6, 1e6

@@ -26,20 +26,6 @@ from qbound.linalg.dense import HIGHEST, times
 from qbound.models.linear import MatrixLayout, is_linear_logits, linear_logits
 from qbound.types import working_dtype
 
-__all__ = [
-    "KspfbFactors",
-    "KspfbInputs",
-    "KspfbLabels",
-    "empty_factors",
-    "input_scales",
-    "label_factor",
-    "layout_of",
-    "mean_label_curvature",
-    "second_moments",
-    "updated_inputs",
-    "updated_labels",
-]
-
 # Above this many labels the label curvature is Böhning's: an n x n eigendecomposition would dwarf the rest.
 LABELS_LIMIT = 1000
 # At most this many numbers of the n x n curvatures of single examples at a time.

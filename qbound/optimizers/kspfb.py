@@ -36,24 +36,6 @@ from qbound.optimizers.kronecker_factors import (
 )
 from qbound.types import Order, Scalar, working_dtype
 
-__all__ = [
-    "KspfbInfo",
-    "KspfbLimit",
-    "KspfbMean",
-    "KspfbOptions",
-    "LabelCurvature",
-    "ScaleByKspfbState",
-    "batch_damping",
-    "kspfb",
-    "limited",
-    "mean_direction",
-    "no_directions_yet",
-    "no_limit_yet",
-    "scale_by_kspfb",
-    "share_of_next",
-    "wants_factors",
-]
-
 LabelCurvature = Literal["bound", "bohning"]
 
 # Defaults of `kspfb` that the first phase of a fit has, too.
@@ -579,14 +561,11 @@ def mean_direction(
 # are close to what is allowed, when g's is far above what it was, and every few steps in any case. What that may miss
 # is little: an example along which s is far too long has a large part in g's.
 
-
 # While steps are well within what is allowed, one in so many is looked at.
 LOOK_EVERY = 64
 
-
 # A step whose g's is so many times the usual one is looked at.
 JUMP = 2.0
-
 
 # Of one step in the usual g's; and the most that counts of it, in times the usual, lest one outlier hide the next.
 SHARE, OUTLIER = 0.1, 4.0

@@ -22,8 +22,6 @@ from qbound.optimizers.memory import SketchOptions, first_sketch
 from qbound.optimizers.spfb import SpfbOptions, low_rank_curvature, spfb_direction, widened
 from qbound.types import Order, Scalar
 
-__all__ = ["lspfb", "scale_by_lspfb"]
-
 
 def scale_by_lspfb(
     logits_fn: Callable[[Any, Any], Array],

@@ -15,7 +15,6 @@ from qbound.types import Scalar, working_dtype
 
 # A window of recent examples: a ring buffer of their inputs and weights in the state of a transform.
 
-
 # With as many examples in the window, half of a step is taken. Chosen by hand: less is bolder with batches of one, more
 # slows down the first steps with large batches.
 HESITATION = 30

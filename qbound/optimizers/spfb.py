@@ -51,17 +51,6 @@ from qbound.optimizers.memory import (
 )
 from qbound.types import Order, Scalar, working_dtype
 
-__all__ = [
-    "ScaleBySpfbState",
-    "SpfbInfo",
-    "SpfbOptions",
-    "low_rank_curvature",
-    "scale_by_spfb",
-    "spfb",
-    "spfb_direction",
-    "widened",
-]
-
 
 class SpfbInfo(NamedTuple):
     """How the last update went; `optax.tree.get(state, "spfb_residual")` finds a field in any chain.

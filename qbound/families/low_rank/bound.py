@@ -20,14 +20,9 @@ from qbound.linalg.dense import safe_sqrt, sum_of_many, times
 from qbound.quadratic import QuadraticBound
 from qbound.types import Order, working_dtype
 
-__all__ = ["METHODS", "Method", "checked_rank", "compress_rows", "low_rank", "low_rank_bound", "nothing"]
-
-
 # From the rows of a curvature to V'S V + D above it.
 
-
 Method = Literal["paper", "exact", "frequent_directions"]
-
 
 METHODS = ("paper", "exact", "frequent_directions")
 

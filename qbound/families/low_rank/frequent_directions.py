@@ -30,15 +30,10 @@ from jaxtyping import Array, Float
 from qbound.families.low_rank.rows import DenseRows, Rows
 from qbound.linalg.dense import HIGHEST, safe_sqrt
 
-__all__ = ["LARGEST", "SLACK", "Sketch", "append", "default_block", "merge"]
-
-
 SLACK = 1.1
-
 
 # Up to so many rows, the eigendecomposition is faster than what avoids it.
 SMALL = 64
-
 
 # So many rows in one go: of blocks of 108, the smallest by default, the allowance is then at most 0.06 % of the largest
 # square in float32.

@@ -16,9 +16,6 @@ from jaxtyping import Array, Float
 
 from qbound.linalg.dense import safe_sqrt, times
 
-__all__ = ["LARGEST", "Split", "append_exactly", "append_paper", "merge"]
-
-
 # So many rows in one go: the allowance is then at most 1.6 % of the largest scale in float32. What is lost where chunks
 # of rows are merged is more than that, unless k is at least the rank.
 LARGEST = 2**17

@@ -19,9 +19,6 @@ from qbound.linalg.dense import HIGHEST, safe_sqrt
 from qbound.models.linear import KroneckerMap
 from qbound.records import record
 
-__all__ = ["DenseRows", "FeatureSource", "KroneckerRows", "RowSource", "Rows", "row_source", "scan_rows"]
-
-
 # So many rows are combined at a time.
 PART = 128
 
@@ -106,7 +103,6 @@ def _contract(a, b, axis_a, axis_b, batched=False):
 #
 # Rows are those of sum_j w_j J_j'M_j J_j: sqrt(w_j) F_j J_j with F_j'F_j = M_j. They come example by example and,
 # within one, label by label in the order of the bound; the label taken first has none.
-
 
 Carry = TypeVar("Carry")
 
