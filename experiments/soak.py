@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _progress(part: str) -> Callable[[str], None]:
-    """Prints what it is given, but not more than one line in so many seconds."""
+    """Prints what it is given, but not more than one line in a number of seconds."""
     began = time.monotonic()
     last = -EVERY
 

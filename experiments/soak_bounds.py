@@ -55,7 +55,7 @@ POINTS = 2000
 
 
 def run(checks: int, show: Callable[[str], None]) -> list[Row]:
-    """About so many checks of all bounds, in a row for each kind."""
+    """About `checks` checks of all bounds, in a row for each kind."""
     tallies: dict[str, _Tally] = {}
     for family, share in SHARES.items():
         for name, *outcome in _FAMILIES[family](max(1, round(share * checks)), np.random.default_rng(0)):
@@ -261,7 +261,7 @@ def _judge_features(example: _Example, x: np.ndarray, found: np.ndarray) -> Judg
 def _evaluated(
     checks: int, rng, make: dict[str, Callable[[Any, Any, int], Any]], problems, points
 ) -> Iterator[Outcome]:
-    """Kinds of bounds in turn, each on every problem, until there are so many checks."""
+    """Kinds of bounds in turn, each on every problem, until there are `checks` of them."""
     build = {name: jax.jit(function, static_argnums=2) for name, function in make.items()}
     evaluate = jax.jit(lambda bound, x: jax.lax.map(bound, x, batch_size=64))
     each, number = -(-checks // len(make)), 0

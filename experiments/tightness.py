@@ -86,7 +86,7 @@ LOOKS = {
 
 
 class Bound(NamedTuple):
-    """V'S V + D in float64."""
+    """The curvature V'S V + D in float64."""
 
     basis: np.ndarray  # (k, d)
     scales: np.ndarray  # (k,)
@@ -115,7 +115,7 @@ class Root(NamedTuple):
         return self.diagonal * self._inner(v, self.stretch)
 
     def transposed_times(self, v: np.ndarray) -> np.ndarray:
-        """F'v."""
+        """The product F'v."""
         return self._inner(self.diagonal * v, self.stretch)
 
     def inverse_quadratic(self, g: np.ndarray) -> float:
@@ -127,7 +127,7 @@ class Root(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """Sigma, the mean of x_j x_j' (x) M_j over examples, in float64: parameters (d, n), laid out as one vector."""
+    """The curvature Sigma, the mean of x_j x_j' (x) M_j over examples, in float64, for parameters (d, n) as one vector."""
 
     inputs: np.ndarray  # (m, d)
     labels: np.ndarray  # the M_j, (m, n, n)
@@ -141,7 +141,7 @@ class Exact(NamedTuple):
         return float(np.mean(np.trace(self.labels, axis1=1, axis2=2) * np.sum(self.inputs**2, axis=1)))
 
     def mv(self, v: np.ndarray) -> np.ndarray:
-        """Sigma v."""
+        """The product Sigma v."""
         u = self.inputs @ v.reshape(self.inputs.shape[1], -1)
         return (self.inputs.T @ (self.labels @ u[:, :, None])[:, :, 0] / len(u)).ravel()
 

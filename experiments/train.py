@@ -23,7 +23,7 @@ __all__ = ["Problem", "Rows", "Run", "Snapshot", "batch_rows", "due", "total_ste
 
 Ended = Literal["finished", "budget", "diverged"]
 
-# Records are so many times further apart than the ones before: a curve on logarithmic axes has the same number
+# Records are this many times further apart than the ones before: a curve on logarithmic axes has the same number
 # everywhere, and evaluating takes a small part of any run.
 SPACING = 1.25
 
@@ -119,7 +119,7 @@ def _ended(metrics: dict[str, float], complete: bool, over: bool) -> Ended | Non
 
 
 def due(chunk: int) -> bool:
-    """Whether the run is recorded after so many chunks."""
+    """Whether the run is recorded after a number of chunks."""
     return chunk == 1 or int(np.log(chunk) / np.log(SPACING)) > int(np.log(chunk - 1) / np.log(SPACING))
 
 

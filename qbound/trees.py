@@ -14,24 +14,24 @@ from qbound.types import working_dtype
 
 
 def dot(a: Any, b: Any) -> Float[Array, ""]:
-    """a.b."""
+    """The product a.b."""
     dtype = working_dtype(*jax.tree.leaves(a), *jax.tree.leaves(b))
     products = jax.tree.map(lambda a, b: jnp.sum(a.astype(dtype) * b.astype(dtype)), a, b)
     return jax.tree.reduce(jnp.add, products)
 
 
 def add(a: Any, b: Any) -> Any:
-    """A + b."""
+    """The sum a + b."""
     return jax.tree.map(jnp.add, a, b)
 
 
 def add_scaled(a: Any, c: Float[Array, ""], b: Any) -> Any:
-    """A + c b."""
+    """The sum a + c b."""
     return jax.tree.map(lambda a, b: a + c.astype(b.dtype) * b, a, b)
 
 
 def scale(c: Float[Array, ""], a: Any) -> Any:
-    """C a."""
+    """The multiple c a."""
     return jax.tree.map(lambda a: c.astype(a.dtype) * a, a)
 
 

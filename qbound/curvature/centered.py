@@ -17,7 +17,7 @@ from qbound.records import record
 @final
 @record
 class Centered(Curvature):
-    """C v = w (v - mean), with `mean` the w-weighted mean of v. Everything but `dense` and `factor` is O(n)."""
+    """The operator C v = w (v - mean), with the w-weighted mean of v. Everything but `dense` and `factor` is O(n)."""
 
     weights: Float[Array, " n"]
 

@@ -16,7 +16,7 @@ from qbound.records import record
 @final
 @record
 class Scaled(Curvature):
-    """scale C, with scale >= 0."""
+    """The multiple scale C, with scale >= 0."""
 
     curvature: Curvature
     scale: Float[Array, ""]
@@ -46,7 +46,7 @@ class Scaled(Curvature):
 @final
 @record
 class Sum(Curvature):
-    """C_1 + C_2 + ..., of any kinds on the same space."""
+    """The sum C_1 + C_2 + ..., of any kinds on the same space."""
 
     terms: tuple[Curvature, ...]
 
@@ -72,7 +72,7 @@ class Sum(Curvature):
 @final
 @record
 class Batch(Curvature):
-    """sum_j w_j C_j, with the C_j one curvature whose arrays have a leading axis, as `vmap` returns it."""
+    """The sum over j of w_j C_j, with the C_j one curvature whose arrays have a leading axis, as `vmap` returns it."""
 
     terms: Curvature
     weights: Float[Array, " b"]

@@ -28,17 +28,17 @@ class LabelFactor(abc.ABC):
 
     @abc.abstractmethod
     def dense(self) -> Float[Array, "n n"]:
-        """A."""
+        """The matrix A."""
 
     @abc.abstractmethod
     def factor(self) -> Float[Array, "n n"]:
-        """R with R'R = A."""
+        """A matrix R with R'R = A."""
 
 
 @final
 @record
 class SpectralLabels(LabelFactor):
-    """A = U diag(values) U'."""
+    """The factor A = U diag(values) U'."""
 
     values: Float[Array, " n"]
     vectors: Float[Array, "n n"]
@@ -59,7 +59,7 @@ class SpectralLabels(LabelFactor):
 @final
 @record
 class DiagonalLabels(LabelFactor):
-    """A = diag(values)."""
+    """The factor A = diag(values)."""
 
     values: Float[Array, " n"]
 
@@ -79,7 +79,7 @@ class DiagonalLabels(LabelFactor):
 @final
 @record
 class BohningLabels(LabelFactor):
-    """A = 1/2 (I - 11'/n): eigenvalue 0 along 1, and 1/2 across it. Nothing of size n x n is needed to apply it."""
+    """The factor A = 1/2 (I - 11'/n): eigenvalue 0 along 1, and 1/2 across it. No n x n array is needed to apply it."""
 
     labels: int = static()
     dtype: Any = static()
@@ -107,7 +107,7 @@ def factorised_labels(curvature: Float[Array, "..."]) -> LabelFactor:
 @final
 @record
 class InputFactor:
-    """S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales).
+    """The factor S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales).
 
     Scales make columns alike, so that large numbers in one do not hide the others. Without `vectors` it is a diagonal.
     Columns of U may be zero.
@@ -183,7 +183,7 @@ def _apply(labels: LabelFactor, inputs: InputFactor, v, function: Callable[[Arra
 @final
 @record
 class Kronecker(Curvature):
-    """C W = A W SBS for parameters that are one matrix W (n, e), of inputs as they are scaled: A (x) SBS.
+    """The operator C W = A W SBS for parameters that are one matrix W (n, e), of inputs as they are scaled: A (x) SBS.
 
     Everything but `dense` and `factor` is two products with the eigenvectors of inputs and a few with those of A.
     """

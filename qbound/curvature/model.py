@@ -262,7 +262,7 @@ SOLVERS = ("auto", "dense", "woodbury", "cg")
 # Direct solvers are exact, and their matrix products run at several times the speed of the narrow ones of CG.
 DIRECT_ADVANTAGE = 8
 
-# Direct solvers for a general model hold its Jacobian: no more than so many numbers.
+# Direct solvers for a general model hold its Jacobian: no more than this many numbers.
 JACOBIAN_LIMIT = 2**26
 
 

@@ -1,4 +1,4 @@
-"""F'C F: a curvature of logits, carried to parameters by a linear map F."""
+"""The curvature F'C F: one of logits, carried to parameters by a linear map F."""
 
 from typing import final
 
@@ -15,7 +15,7 @@ from qbound.records import record
 @final
 @record
 class Pullback(Curvature):
-    """F'C F with C the curvature of n logits and F a map from d parameters.
+    """The operator F'C F with C the curvature of n logits and F a map from d parameters.
 
     A product applies F, C and F'. The other operations take the way through the smaller of the two spaces: n x n
     arrays are made only when n <= d, and d x d arrays only by `dense` or when d < n.

@@ -32,7 +32,7 @@ class LogPartition(abc.ABC):
     def loss(
         self, logits: Float[Array, "..."], targets: Float[Array, "..."], axis: int
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Log Z less the logits of the targets, for each example; its derivative by logits; the gradient of log Z."""
+        """The loss, log Z less the logits of the targets, for each example; its derivative; the gradient of log Z."""
 
     @abc.abstractmethod
     def line(self, weights: Float[Array, " b"], logits: Float[Array, "n b"], u: Float[Array, "n b"]) -> "LineRows":
@@ -40,7 +40,7 @@ class LogPartition(abc.ABC):
 
 
 class LineRows(abc.ABC):
-    r"""Log Z of examples along a line of logits, h_j - eta u_j, beyond its tangent.
+    r"""What log Z of examples is along a line of logits, h_j - eta u_j, beyond its tangent.
 
     With p_j the gradient of log Z at h_j, and e_j = u_j - p_j.u_j,
 

@@ -73,11 +73,11 @@ def _multiply(x, *, reverse):
 # In every order of this module the label with the largest logit comes first. The order as given needs no class: there
 # the labels are scanned as they are.
 
-# Up to so many labels, comparing all pairs is faster than XLA's sort on CPU. With twice as many it is not, and its n^2
+# Up to this many labels, comparing all pairs is faster than XLA's sort on CPU. With twice as many it is not, and n^2
 # comparisons take far more memory.
 PAIRWISE_LIMIT = 16
 
-# Up to so many, all are read to find one.
+# Up to this many, all are read to find one.
 FEW = 128
 
 
@@ -222,7 +222,7 @@ def descending_order(logits: Float[Array, " n"]) -> LabelOrder:
 @final
 @record
 class Sequential(Curvature):
-    """M by `lax.scan` over labels as given: the paper's Algorithm 1 with nothing but the products kept."""
+    """The curvature M by `lax.scan` over labels as given: the paper's Algorithm 1 with only the products kept."""
 
     beta: Float[Array, " n"]
     kappa: Float[Array, " n"]
@@ -249,7 +249,7 @@ class Sequential(Curvature):
 
 
 def scan_product(beta: Float[Array, " n"], kappa: Float[Array, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
-    """M u in two scans."""
+    """The product M u in two scans."""
     q = beta * _deviations(kappa, u)
 
     def backward(a, label):
@@ -321,7 +321,7 @@ def scan_solve(
 @final
 @record
 class LargestFirst(Curvature):
-    """M for an `order` that starts with the largest logit. `mv` and `solve` are O(n), `dense` and `factor` O(n^2)."""
+    """The curvature M for an `order` that starts with the largest logit; products and solves are O(n)."""
 
     weights: Float[Array, " n"]  # e: 1 for the first label, at most 1 for the others, 0 for removed ones
     inverse: Float[Array, " n"]  # 1/Z; 0 for the first label, which has none before it
@@ -412,7 +412,7 @@ def curvature_as_given(h: Logits) -> Sequential:
 
 
 def curvature_largest_first(h: Logits, order: LabelOrder) -> LargestFirst:
-    """M for an order that starts with the largest logit."""
+    """The curvature M for an order that starts with the largest logit."""
     first = order.is_first()
     z = order.first(h.weights) + order.earlier(jnp.where(first, 0, h.weights))
     z = jnp.where(z == 0, 1, z)  # if all labels are removed

@@ -38,7 +38,7 @@ _FEW_LABELS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Softmax(LogPartition):
-    """log sum_k exp(h_k), with the bound of [WC20] for an order of labels, or Böhning's in its place."""
+    """The function log sum_k exp(h_k), with the bound of [WC20] for an order of labels, or Böhning's in its place."""
 
     order: Order = "max_first"
     is_bohning: bool = False
@@ -220,7 +220,7 @@ class SoftmaxLine(LineRows):
 
 
 def quadratics_by_label(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
-    """U'Mu = sum_i beta_i (u_i - s_i)^2 of every example, with s_i the mean of u over the labels before i.
+    """The form u'Mu = sum_i beta_i (u_i - s_i)^2 of every example, with s_i the mean of u over the labels before i.
 
     A kernel for few labels: the largest logit comes first, the others as given, one label at a time for all examples
     at once. It is faster than `vmap`, and faster to compile.

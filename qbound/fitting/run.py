@@ -143,7 +143,7 @@ def run(
       max_steps: the most steps to take.
       eta: "search" for the exact minimum along s, by a line search on logits that costs no pass over the data; or a
         number in (0, 2), 1 for the minimum of the bound, more for over-relaxation: the step by the global bound is then
-        so many times that to its minimum and certifies eta (1 - eta/2) g's.
+        this many times that to its minimum and certifies eta (1 - eta/2) g's.
       curvature: "auto", as above; "hessian" for Newton directions always, with the same certificates; "bound" or
         "bohning" for a global bound alone, the method of the paper or Böhning's: linear convergence.
       order: of the labels in the bound, as in `qbound.log_partition_bound`.

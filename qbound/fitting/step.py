@@ -100,7 +100,7 @@ class Problem:
     def value_and_gradient(
         self, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]
     ) -> tuple[Float[Array, ""], Any]:
-        """L, and J'(w (p - t)) + l2 params."""
+        """The objective L, and its gradient J'(w (p - t)) + l2 params."""
         loss, residual, _ = self.family.loss(logits, self.targets, axis=1)
         gradient = self.pull_back(linear_map, residual)
         if isinstance(linear_map, KroneckerMap):
@@ -109,7 +109,7 @@ class Problem:
         return self.mean(loss) + self.penalty(params, params) / 2, self.damped(gradient, params)
 
     def pull_back(self, linear_map: BatchMap, rows: Float[Array, "b n"]) -> Any:
-        """J'(w rows)."""
+        """The product J'(w rows)."""
         return linear_map.transpose(trees.weighted(self.weights, rows))
 
     def line(
@@ -379,7 +379,7 @@ def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
 
 
 def _without_rounding_of_the_common_part(problem, s, params):
-    """S, where the part that is the same for all labels is a multiple of that of the parameters, as it must be.
+    """The direction, whose part that is the same for all labels must be a multiple of that of the parameters.
 
     No curvature but l2 holds that part back: rounding errors in the gradient come out 1/l2 times as large. The gradient
     of the penalty is all that it sees; l2 is the least eigenvalue, so that CG solves from 0 to all of its equation.
@@ -424,7 +424,7 @@ def _rounded_step(
 
 
 def _solve(matrix, problem, g):
-    """(C + l2) s = g."""
+    """The solution s of (C + l2) s = g."""
     l2, _ = ravel_pytree(jax.tree.map(lambda c, leaf: jnp.broadcast_to(c, leaf.shape), problem.l2, g))
     g, unravel = ravel_pytree(g)
     return unravel(solve_scaled(matrix + jnp.diag(l2), g))

@@ -25,7 +25,7 @@ def times(a: Array, b: Array) -> Array:
 
 
 def gram(factor: Float[Array, "r d"]) -> Float[Array, "d d"]:
-    """R'R."""
+    """The matrix R'R."""
     return jnp.matmul(factor.T, factor, precision=HIGHEST)
 
 
@@ -50,7 +50,7 @@ def solve_factored(factor: Float[Array, "r d"], g: Float[Array, " d"], damping: 
 
 
 def solve_scaled(matrix: Float[Array, "d d"], g: Float[Array, " d"]) -> Float[Array, " d"]:
-    """C s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
+    """Solve C s = g by Cholesky, with every parameter in a scale of its own, so that none drowns in rounding.
 
     Some damping keeps the factorisation alive: one unit of rounding if that is enough, as many as it can take if not.
     """
@@ -76,7 +76,7 @@ def add_to_diagonal(matrix: Float[Array, "d d"], number: Scalar) -> Float[Array,
 # Where the leading axis is divided over the devices of an explicit mesh it cannot be cut further, and is summed as XLA
 # does.
 
-# So many numbers are added one after the other.
+# This many numbers are added one after the other.
 BLOCK = 32
 
 
@@ -103,7 +103,7 @@ def weighted_sum_of_many(weights: Float[Array, " b"], tree: Any) -> Any:
 
 
 def gram_of_many(rows: Float[Array, "r d"]) -> Float[Array, "d d"]:
-    """R'R, for more rows than columns: the sum of those of parts, which are not larger than R together."""
+    """The matrix R'R, for more rows than columns: the sum of those of parts, which are not larger than R together."""
     count, d = rows.shape
     part = max(BLOCK, d)
     whole = count // part * part

@@ -30,15 +30,15 @@ class LinearMap(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, v: Parameters) -> Float[Array, " n"]:
-        """F v."""
+        """The product F v."""
 
     @abc.abstractmethod
     def transpose(self, u: Float[Array, " n"]) -> Parameters:
-        """F'u."""
+        """The product F'u."""
 
     @abc.abstractmethod
     def transpose_rows(self, rows: Float[Array, "r n"]) -> Float[Array, "r d"]:
-        """F'u for every row u, each laid out as one vector."""
+        """The product F'u for every row u, each laid out as one vector."""
 
     def size(self) -> int:
         """The number d of parameters."""
@@ -138,16 +138,16 @@ class BatchMap(abc.ABC):
         return self.map.domain()
 
     def forward(self, v: Any) -> Float[Array, "b n"]:
-        """J v."""
+        """The product J v."""
         return self.map.forward(v)
 
     def transpose(self, u: Float[Array, "b n"]) -> Any:
-        """J'u."""
+        """The product J'u."""
         return self.map.transpose(u)
 
     @abc.abstractmethod
     def rows(self, factors: Float[Array, "b r n"]) -> Float[Array, "b*r p"]:
-        """F_j J_j for every example, one row after the other, each laid out as one vector."""
+        """The rows of F_j J_j for every example, one row after the other, each laid out as one vector."""
 
     @abc.abstractmethod
     def row_products(self, factors: Float[Array, "b r n"]) -> Float[Array, "b*r b*r"]:

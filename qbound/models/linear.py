@@ -166,7 +166,7 @@ def layout_of_linear(params: Any) -> MatrixLayout:
 @final
 @record
 class KroneckerMap(BatchMap):
-    """J v = X V' for parameters that are one matrix V (n, e): `linear_logits`."""
+    """The map J v = X V' for parameters that are one matrix V (n, e): `linear_logits`."""
 
     map: FunctionPair
     inputs: Float[Array, "b e"]  # with a 1 at the end of each if there is a bias

@@ -18,7 +18,7 @@ POOR, GOOD = 0.25, 0.75
 GROWTH, SHRINKAGE = 2.0, 1.5
 
 # Losses of different batches differ by noise. Both decreases are averaged over about ten steps, and a verdict needs a
-# distance of so many standard errors of their difference from the ratio in question.
+# distance of this many standard errors of their difference from the ratio in question.
 MEMORY = 0.9
 
 STANDARD_ERRORS = 2.0

@@ -561,10 +561,10 @@ def mean_direction(
 # are close to what is allowed, when g's is far above what it was, and every few steps in any case. What that may miss
 # is little: an example along which s is far too long has a large part in g's.
 
-# While steps are well within what is allowed, one in so many is looked at.
+# While steps are well within what is allowed, one in this many is looked at.
 LOOK_EVERY = 64
 
-# A step whose g's is so many times the usual one is looked at.
+# A step whose g's is this many times the usual one is looked at.
 JUMP = 2.0
 
 # Of one step in the usual g's; and the most that counts of it, in times the usual, lest one outlier hide the next.

@@ -158,7 +158,7 @@ def trust(window: SpfbWindow) -> Float[Array, ""]:
 
 
 def trust_in(examples: Float[Array, ""]) -> Float[Array, ""]:
-    """As `trust`, for so many examples."""
+    """As `trust`, for a number of examples."""
     return examples / (examples + HESITATION)
 
 
@@ -194,7 +194,7 @@ class SketchOptions:
 
 
 class SpfbSketch(NamedTuple):
-    """C_t = V'S V + D, and of how many batches it is.
+    """The sketch C_t = V'S V + D, and of how many batches it is.
 
     Attributes:
       sketch_basis: V, laid out as `jax.flatten_util.ravel_pytree` does.

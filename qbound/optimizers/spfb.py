@@ -145,7 +145,7 @@ def scale_by_spfb(
       order: of the labels in the bound; see `qbound.log_partition_bound`.
       max_steps: the most iterations of CG. Each costs about two gradients.
       tolerance: relative residual at which CG stops.
-      window: keep the inputs of so many recent examples in the state and take the curvature from them, the current
+      window: keep the inputs of this many recent examples in the state and take the curvature from them, the current
         batch included; None takes it from the current batch, as the paper does. With batches of less than a few hundred
         that biases every step, and the window does not: see docs/theory.md. While it fills, steps are shortened;
         `qbound.spfb` also limits them from then on.
@@ -157,8 +157,8 @@ def scale_by_spfb(
         transform, `qbound.scale_by_kspfb(...)` or `qbound.scale_by_lspfb(...)`, whose solve it is, with the damping of
         both added, and whose state is kept in that of this one.
       warm_start: start CG from the last solution. It pays where successive gradients are alike: large batches, windows.
-      microbatch_size: take products in pieces of so many examples, one after another: the same curvature in the memory
-        of one piece, for one more evaluation of the logits a product. Not with "woodbury".
+      microbatch_size: take products in pieces of this many examples, one by one: the same curvature in the memory of
+        one piece, for one more evaluation of the logits a product. Not with "woodbury".
       adaptive_damping: first value of a further damping that grows where the loss falls by less than a quarter of what
         the quadratic predicts, and shrinks where it falls by more than three quarters. Needs `value`. Losses are
         compared from one update to the next, so it is meant for batches large enough to compare.
@@ -235,7 +235,7 @@ def spfb(
       order: of the labels.
       max_steps: the most iterations of CG.
       tolerance: relative residual at which CG stops.
-      window: take the curvature from so many recent examples. Recommended for batches below a few hundred.
+      window: take the curvature from this many recent examples. Recommended for batches below a few hundred.
       inputs_like: with `window`, one example's inputs, or their shapes.
       inputs_axes: which arrays of `inputs` have an axis of examples.
       limit_steps: with `window`, keep the learning rate below the length at which steps would, on average over the
@@ -243,7 +243,7 @@ def spfb(
         of 1. It takes effect where batches are small beside the number of parameters, and biases nothing.
       precondition: for CG.
       warm_start: start CG from the last solution.
-      microbatch_size: take products in pieces of so many examples.
+      microbatch_size: take products in pieces of this many examples.
       adaptive_damping: first value of an adaptive damping.
 
     Returns:

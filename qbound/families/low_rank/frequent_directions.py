@@ -32,11 +32,11 @@ from qbound.linalg.dense import HIGHEST, safe_sqrt
 
 SLACK = 1.1
 
-# Up to so many rows, the eigendecomposition is faster than what avoids it.
+# Up to this many rows, the eigendecomposition is faster than what avoids it.
 SMALL = 64
 
-# So many rows in one go: of blocks of 108, the smallest by default, the allowance is then at most 0.06 % of the largest
-# square in float32.
+# This many rows in one go: of blocks of 108, the smallest by default, the allowance is then at most 0.06 % of the
+# largest square in float32.
 LARGEST = 2**14
 
 

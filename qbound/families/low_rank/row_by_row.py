@@ -22,7 +22,7 @@ LARGEST = 2**17
 
 
 class Split(NamedTuple):
-    """V'S V + D."""
+    """The curvature V'S V + D."""
 
     basis: Float[Array, "k d"]  # V
     scales: Float[Array, " k"]  # the diagonal of S

@@ -19,7 +19,7 @@ from qbound.linalg.dense import HIGHEST, safe_sqrt
 from qbound.models.linear import KroneckerMap
 from qbound.records import record
 
-# So many rows are combined at a time.
+# This many rows are combined at a time.
 PART = 128
 
 
