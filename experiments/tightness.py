@@ -127,7 +127,7 @@ class Root(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """The curvature Sigma, the mean of x_j x_j' (x) M_j over examples, in float64, for parameters (d, n) as one vector."""
+    """The curvature Sigma, the mean of x_j x_j' (x) M_j over examples, in float64, for parameters (d, n)."""
 
     inputs: np.ndarray  # (m, d)
     labels: np.ndarray  # the M_j, (m, n, n)
