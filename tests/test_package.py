@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -120,3 +121,15 @@ def test_default_mode_without_float64():
     script = Path(__file__).with_name("default_mode.py")
     result = processes.run(str(script), *sizes, JAX_ENABLE_X64="0", PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.stderr
+
+
+def test_one_update_is_read_in_few_files_with_few_returns():
+    """A reader has to follow it. In a process of its own, without the type checks of the tests."""
+    counted = processes.run(str(Path(__file__).with_name("hops.py")), PYTHONPATH=str(ROOT))
+    assert counted.returncode == 0, counted.stderr
+    lines = re.findall(r"^(\S+) +(\d+) files +(\d+) returns", counted.stdout, re.MULTILINE)
+    found = {name: (int(files), int(returns)) for name, files, returns in lines}
+    most = {"spfb": (10, 30), "kspfb": (10, 50), "lspfb": (18, 80), "mm.run": (12, 60)}
+    assert found.keys() == most.keys()
+    for name, (files, returns) in most.items():
+        assert found[name][0] <= files and found[name][1] <= returns, f"{name}: {found[name]}"

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -101,16 +101,14 @@ class BohningLabels(LabelFactor):
 
 def factorised_labels(curvature: Float[Array, "..."]) -> LabelFactor:
     """Of a matrix (n, n), or of a diagonal (n,)."""
-    return DiagonalLabels(curvature) if curvature.ndim == 1 else SpectralLabels(*_eigenvectors(curvature))
+    return DiagonalLabels(curvature) if curvature.ndim == 1 else SpectralLabels(*eigenvectors(curvature))
 
 
-@final
-@record
-class InputFactor:
+class InputFactor(NamedTuple):
     """The factor S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales).
 
     Scales make columns alike, so that large numbers in one do not hide the others. Without `vectors` it is a diagonal.
-    Columns of U may be zero.
+    Columns of U may be zero. A tuple, because it is a part of the states of optimizers.
     """
 
     scales: Float[Array, " e"]
@@ -129,12 +127,13 @@ def factorised_inputs(moments: Float[Array, "e e"], scales: Float[Array, " e"], 
     """Of second moments that are scaled already; with few inputs beside the rank, all eigenvectors are taken."""
     e = len(moments)
     if rank is None or e <= 2 * rank:
-        return InputFactor(scales, *_eigenvectors(moments))
+        return InputFactor(scales, *eigenvectors(moments))
     values, vectors = leading_eigenvectors(moments, rank)
     return InputFactor(scales, values, vectors, jnp.maximum(jnp.trace(moments) - jnp.sum(values), 0) / (e - rank))
 
 
-def _eigenvectors(matrix):
+def eigenvectors(matrix: Float[Array, "k k"]) -> tuple[Float[Array, " k"], Float[Array, "k k"]]:
+    """Eigenvalues of a positive semidefinite matrix, and its eigenvectors."""
     values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
     return jnp.maximum(values, 0), vectors
 

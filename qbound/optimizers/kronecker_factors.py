@@ -18,8 +18,8 @@ from qbound.curvature.kronecker import (
     InputFactor,
     LabelFactor,
     SpectralLabels,
+    eigenvectors,
     factorised_inputs,
-    factorised_labels,
 )
 from qbound.families.base import LogPartition
 from qbound.linalg.dense import HIGHEST, times
@@ -56,12 +56,14 @@ class KspfbLabels(NamedTuple):
     Attributes:
       factor_labels: the sum of A over batches, with forgetting.
       factor_label_batches: of how many batches it is.
-      factor_of_labels: their mean when last factorised.
+      factor_label_values: eigenvalues of their mean when last factorised.
+      factor_label_vectors: its eigenvectors.
     """
 
     factor_labels: Float[Array, "n n"]
     factor_label_batches: Float[Array, ""]
-    factor_of_labels: LabelFactor
+    factor_label_values: Float[Array, " n"]
+    factor_label_vectors: Float[Array, "n n"]
 
 
 class KspfbFactors(NamedTuple):
@@ -144,7 +146,7 @@ def empty_factors(layout: MatrixLayout, bohning: bool, input_rank: int | None, d
     )
     if bohning or n > LABELS_LIMIT:
         return KspfbFactors(inputs, None)
-    return KspfbFactors(inputs, KspfbLabels(zeros(n, n), zeros(), SpectralLabels(zeros(n), zeros(n, n))))
+    return KspfbFactors(inputs, KspfbLabels(zeros(n, n), zeros(), zeros(n), zeros(n, n)))
 
 
 def updated_labels(
@@ -158,7 +160,7 @@ def updated_labels(
     new = mean_label_curvature(logits, weights, family)
     finite = jnp.all(jnp.isfinite(new))
     total, count = decay * labels.factor_labels + new, decay * labels.factor_label_batches + 1
-    updated = KspfbLabels(total, count, factorised_labels(jnp.where(finite, total / count, 0)))
+    updated = KspfbLabels(total, count, *eigenvectors(jnp.where(finite, total / count, 0)))
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, labels)
 
 
@@ -249,4 +251,6 @@ def mean_label_curvature(
 
 def label_factor(labels: KspfbLabels | None, layout: MatrixLayout, dtype: Any) -> LabelFactor:
     """A as it was last factorised."""
-    return BohningLabels(layout.shape()[0], dtype) if labels is None else labels.factor_of_labels
+    if labels is None:
+        return BohningLabels(layout.shape()[0], dtype)
+    return SpectralLabels(labels.factor_label_values, labels.factor_label_vectors)
