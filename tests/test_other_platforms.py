@@ -18,7 +18,7 @@ import scipy.sparse
 
 import qbound
 from qbound import compiler, mm
-from qbound.fitting.factors import no_core
+from qbound.fitting.factors import unknown_block
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.quasi_newton import empty_memory
 from qbound.fitting.step import MMOptions
@@ -293,9 +293,9 @@ class Shapes:
         program = PROGRAMS["qbound.fitting.phases._input_factor"]
         return jax.eval_shape(lambda data, rows: program(data, rows, self.columns, rank), self.data, self.rows)
 
-    def core(self) -> Any:
+    def block(self) -> Any:
         sizes = self.data.labels.size, self.rows.size, self.labels
-        return jax.eval_shape(lambda factor: no_core(*sizes, factor), self.factor())
+        return jax.eval_shape(lambda factor: unknown_block(*sizes, factor), self.factor())
 
     def point(self) -> Any:
         return jax.eval_shape(PROGRAMS["qbound.fitting.newton.evaluate"], self.objective, self.params)
@@ -324,7 +324,7 @@ MNIST, MANY_LABELS, SMALL, LONG = (60_000, 784, 10), (5000, 300, 700), (1000, 4,
 
 def newton_step(sizes: Sizes, solver: str, data: Data | None = None, dtype: Any = jnp.float32) -> Program:
     of = Shapes(*sizes, dtype=dtype)
-    factors = (of.factor(), of.core()) if solver == "kronecker" else (None, None)
+    factors = (of.factor(), of.block()) if solver == "kronecker" else (None, None)
     objective = of.objective if data is None else objective_of(data, of.l2)
     arguments = (objective, of.params, *factors, of.number, of.number)
     return functools.partial(PROGRAMS["qbound.fitting.newton.newton_step"], solver=solver), arguments
@@ -344,7 +344,7 @@ def evaluate(sizes: Sizes) -> Program:
 def lbfgs_steps(dtype: Any = jnp.float32) -> Program:
     of = Shapes(*MNIST, dtype=dtype)
     memory = jax.eval_shape(empty_memory, of.params)
-    arguments = (of.objective, of.point(), memory, of.factor(), of.core(), of.number, of.count)
+    arguments = (of.objective, of.point(), memory, of.factor(), of.block(), of.number, of.count)
     return PROGRAMS["qbound.fitting.quasi_newton.lbfgs_steps"], arguments
 
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qbound.curvature.kronecker import InputFactor
 from qbound.fitting import factors
-from qbound.fitting.factors import InputFactor, core_size, input_factor, label_factor, make_core, no_core, solve
+from qbound.fitting.factors import block_size, exact_block, input_factor, label_factor, solve, unknown_block
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.models.inputs import Dense
 from tests import reference
@@ -179,57 +180,57 @@ def test_factor_of_nothing_is_finite(weights):
     assert np.all(np.isfinite(solve(label_factor(jnp.asarray(label_curvature())), factor, g, jnp.asarray(L2), 0.1)))
 
 
-def core_of(p, rows, rank=None):
-    """The factor of inputs and the core of a problem, from some of its rows."""
+def factor_and_block(p, rows, rank=None):
+    """The factor of inputs and the exact block of a problem, from some of its rows."""
     data, l2, params = p.arrays()
     factor = jax.jit(input_factor, static_argnums=(2, 3))(data, jnp.asarray(rows), len(p.l2), rank)
-    return factor, jax.jit(lambda *args: make_core(*args))(data, jnp.asarray(rows), factor, l2, params)
+    return factor, jax.jit(lambda *args: exact_block(*args))(data, jnp.asarray(rows), factor, l2, params)
 
 
 @pytest.mark.parametrize("size", [3, 6], ids=["leading inputs", "all inputs"])
-def test_core_is_the_inverse_of_the_hessian_on_leading_inputs(size, monkeypatch):
-    monkeypatch.setattr(factors, "_CORE", (N - 1) * size)
+def test_exact_block_is_the_inverse_of_the_hessian_on_leading_inputs(size, monkeypatch):
+    monkeypatch.setattr(factors, "_BLOCK", (N - 1) * size)
     p = problem()
     rows = np.arange(0, B, 2, dtype=np.int32)
-    factor, core = core_of(p, rows)
+    factor, block = factor_and_block(p, rows)
     weights = p.weights[rows] / p.weights[rows].sum()
     hessian = reference.linear_model(p.inputs[rows], p.labels[rows], weights, p.l2, p.params)[2]
     leading = np.asarray(factor.scales)[:, None] * np.asarray(factor.vectors)[:, -size:]
     space = np.kron(reference.contrasts(N), leading)
-    assert core.known
-    inverse = np.asarray(core.factor).T @ np.asarray(core.factor)
+    assert block.known
+    inverse = np.asarray(block.factor).T @ np.asarray(block.factor)
     np.testing.assert_allclose(inverse, np.linalg.inv(space.T @ hessian @ space), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("rank", [None, 2], ids=["all eigenvectors", "few eigenvectors"])
-def test_solution_with_a_core_has_it_on_leading_inputs_and_the_product_on_the_others(rank, monkeypatch):
-    monkeypatch.setattr(factors, "_CORE", (N - 1) * 2)
-    factor, core = core_of(problem(), np.arange(B, dtype=np.int32), rank)
-    assert len(core.factor) == 2 * (N - 1) and (factor.rest is None) == (rank is None)
+def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_others(rank, monkeypatch):
+    monkeypatch.setattr(factors, "_BLOCK", (N - 1) * 2)
+    factor, block = factor_and_block(problem(), np.arange(B, dtype=np.int32), rank)
+    assert len(block.factor) == 2 * (N - 1) and (factor.rest is None) == (rank is None)
     labels = label_factor(jnp.asarray(label_curvature()))
     g = np.random.default_rng(3).normal(size=(N, E))
-    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, core)
+    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, block)
     scales, leading = np.asarray(factor.scales), np.asarray(factor.vectors)[:, -2:]
     without = np.asarray(solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE))
     q = reference.contrasts(N)
-    solved = np.asarray(core.factor.T @ core.factor) @ (q.T @ (g * scales) @ leading).ravel()
+    solved = np.asarray(block.factor.T @ block.factor) @ (q.T @ (g * scales) @ leading).ravel()
     # Along the leading eigenvectors of inputs that, and nothing else is changed.
     others = without / scales - without / scales @ leading @ leading.T
     expected = (others + q @ solved.reshape(N - 1, 2) @ leading.T) * scales
     np.testing.assert_allclose(found, expected - expected.mean(0), rtol=1e-3, atol=1e-4 * np.max(np.abs(expected)))
-    unknown = no_core(B, B, N, factor)
-    assert unknown.factor.shape == core.factor.shape
+    unknown = unknown_block(B, B, N, factor)
+    assert unknown.factor.shape == block.factor.shape
     found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
     np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-6)
 
 
-def test_core_is_as_large_as_it_pays():
-    assert core_size(60_000, 10_000, 10, 785, 785) == 1024 // 9
-    assert core_size(600_000, 10_000, 2, 785, 785) == 785
-    assert core_size(60_000, 10_000, 65, 785, 785) == 0
-    assert core_size(60_000, 10_000, 10, 785, 50) == 50
+def test_exact_block_is_as_large_as_it_pays():
+    assert block_size(60_000, 10_000, 10, 785, 785) == 1024 // 9
+    assert block_size(600_000, 10_000, 2, 785, 785) == 785
+    assert block_size(60_000, 10_000, 65, 785, 785) == 0
+    assert block_size(60_000, 10_000, 10, 785, 50) == 50
     # Of few examples a small one, that costs as much as ten products with the Hessian.
-    small = core_size(1800, 1800, 10, 65, 65)
+    small = block_size(1800, 1800, 10, 65, 65)
     assert 0 < small < 65
     c = 9 * small
     assert 1800 * c**2 + 4 * c**3 <= 10 * 6 * 1800 * 10 * 65
@@ -239,32 +240,34 @@ def test_rows_without_weight_spoil_nothing_by_their_size():
     p = problem()
     rows = np.arange(B, dtype=np.int32)
     large = p._replace(x=np.where(p.weights[:, None] > 0, p.x, 1e300))
-    for found, expected in zip(jax.tree.leaves(core_of(large, rows)), jax.tree.leaves(core_of(p, rows)), strict=True):
+    for found, expected in zip(
+        jax.tree.leaves(factor_and_block(large, rows)), jax.tree.leaves(factor_and_block(p, rows)), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_core_of_nothing_is_finite():
+def test_exact_block_of_nothing_is_finite():
     p = problem()
     for nothing in (p._replace(x=0 * p.x), p._replace(weights=0 * p.weights)):
-        _, core = core_of(nothing._replace(l2=0 * p.l2), np.arange(B, dtype=np.int32))
-        assert np.all(np.isfinite(core.factor))
+        _, block = factor_and_block(nothing._replace(l2=0 * p.l2), np.arange(B, dtype=np.int32))
+        assert np.all(np.isfinite(block.factor))
 
 
-def test_core_that_is_not_finite_is_not_known():
+def test_exact_block_that_is_not_finite_is_not_known():
     p = problem()
-    _, core = core_of(p._replace(params=np.nan * p.params), np.arange(B, dtype=np.int32))
-    assert not core.known and not np.any(core.factor)
+    _, block = factor_and_block(p._replace(params=np.nan * p.params), np.arange(B, dtype=np.int32))
+    assert not block.known and not np.any(block.factor)
 
 
-def test_there_is_no_core_where_labels_are_many():
-    factor, _ = core_of(problem(), np.arange(B, dtype=np.int32))
-    assert no_core(B, B, 65, factor) is None
+def test_there_is_no_exact_block_where_labels_are_many():
+    factor, _ = factor_and_block(problem(), np.arange(B, dtype=np.int32))
+    assert unknown_block(B, B, 65, factor) is None
 
 
-def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkeypatch):
+def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs(monkeypatch):
     """The condition number of the preconditioned Hessian, at the optimum."""
     n, d = 3, 10
-    monkeypatch.setattr(factors, "_CORE", (n - 1) * 4)
+    monkeypatch.setattr(factors, "_BLOCK", (n - 1) * 4)
     rng = np.random.default_rng(0)
     sizes = np.where(np.arange(d) < 3, 10.0, 1.0)
     x = rng.normal(size=(400, d)) * sizes
@@ -275,18 +278,20 @@ def test_core_mends_the_product_where_labels_are_certain_for_large_inputs(monkey
     data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
     rows = jnp.arange(400, dtype=jnp.int32)
     factor = jax.jit(input_factor, static_argnums=2)(data, rows, d)
-    # Functions of their own: compiled programs keep the size of the core.
-    core = jax.jit(lambda *arguments: make_core(*arguments))(data, rows, factor, jnp.asarray(l2), jnp.asarray(params))
+    # Functions of their own: compiled programs keep the size of the exact block.
+    block = jax.jit(lambda *arguments: exact_block(*arguments))(
+        data, rows, factor, jnp.asarray(l2), jnp.asarray(params)
+    )
     point = jax.jit(LinearObjective.evaluate)(LinearObjective(data, jnp.asarray(l2)), jnp.asarray(params))
     curvature = label_factor(point.label_curvature)
     contrasts = np.kron(reference.contrasts(n), np.eye(d))
 
-    def condition(core):
+    def condition(block):
         def column(v):
-            return solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, core).ravel()
+            return solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, block).ravel()
 
         inverse = np.asarray(jax.jit(jax.vmap(column))(jnp.eye(n * d)))
         values = np.linalg.eigvals((contrasts.T @ inverse @ contrasts) @ (contrasts.T @ hessian @ contrasts)).real
         return values.max() / values.min()
 
-    assert condition(core) < condition(None) / 10
+    assert condition(block) < condition(None) / 10

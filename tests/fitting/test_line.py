@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qbound.fitting.line import LineRows, bound_quadratic
+from qbound.families.softmax import SoftmaxLine
 from qbound.fitting.objective import BlockRows, line_along
 from qbound.models import inputs as design
 from tests import reference
-from tests.fitting.problems import problem
+from tests.fitting.problems import N, problem
 
 ETAS = np.array([1e-3, 0.1, 1.0, 5.0])
-line_module = importlib.import_module("qbound.fitting.line")
 objective_module = importlib.import_module("qbound.fitting.objective")
 
 
@@ -23,17 +22,16 @@ def measured(data, params, direction, a, c):
     line = line_along(data, params, direction, a, c)
     etas = [jnp.asarray(eta) for eta in ETAS]
     along = [(line.decrease(eta), *line.slope(eta)) for eta in etas]
-    return line.v, line.r, jnp.array(along), bound_quadratic(line)
+    return line.v, line.r, jnp.array(along), line.rows.quadratic()
 
 
 def lines(p, monkeypatch):
-    """Held, in one block; and made anew, in blocks with a remainder, with the bound example by example."""
+    """Held, in one block; and made anew, in blocks with a remainder."""
     data, _, params = p.arrays()
     arguments = data, params, jnp.asarray(p.direction), jnp.asarray(0.7), jnp.asarray(0.2)
-    assert isinstance(line_along(*arguments).rows, LineRows)
+    assert isinstance(line_along(*arguments).rows, SoftmaxLine)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
     monkeypatch.setattr(objective_module, "_HELD", 0)
-    monkeypatch.setattr(line_module, "_FEW_LABELS", 0)
     monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
     assert isinstance(line_along(*arguments).rows, BlockRows)
     yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
@@ -62,9 +60,10 @@ def by_definition(p):
     return v, np.where(p.weights > 0, np.max(-e, axis=1), 0), along, quadratic
 
 
+@pytest.mark.parametrize("n", [N, 65], ids=["bound label by label", "bound example by example"])
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
-def test_line_in_blocks_is_the_one_held(intercept, monkeypatch):
-    p = problem(intercept)
+def test_line_in_blocks_is_the_one_held(intercept, n, monkeypatch):
+    p = problem(intercept, n=n)
     held, in_blocks = lines(p, monkeypatch)
     expected_v, expected_r, expected_along, expected_quadratic = by_definition(p)
     counts = p.weights > 0

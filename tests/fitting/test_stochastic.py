@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from qbound.fitting.factors import input_factor
-from qbound.fitting.stochastic import epoch, first_iterate, relative_damping
+from qbound.fitting.stochastic import epoch, first_iterate
+from qbound.optimizers import kspfb
 from tests import reference
 from tests.fitting.problems import B, N, problem
 
@@ -55,9 +56,13 @@ def test_epoch_takes_the_steps_of_dense_matrices(intercept):
     size = np.max(np.abs(expected - np.asarray(start.params)))
     np.testing.assert_allclose(end.params, expected, atol=2e-3 * size)
     assert end.params.dtype == jnp.float32
-    assert float(end.mean_weight) == pytest.approx(1 + 0.8 + 0.64)
+    assert float(end.directions.kspfb_mean_weight) == pytest.approx(1 + 0.8 + 0.64)
 
 
 def test_small_batches_are_damped_more_and_large_ones_no_less_than_the_typical():
-    assert relative_damping(TYPICAL_BATCH // 4) == 4 * RELATIVE_DAMPING
-    assert relative_damping(TYPICAL_BATCH) == relative_damping(100 * TYPICAL_BATCH) == RELATIVE_DAMPING
+    assert kspfb.RELATIVE_DAMPING == RELATIVE_DAMPING
+    small, typical, large = (
+        kspfb.batch_damping(RELATIVE_DAMPING, examples)
+        for examples in (TYPICAL_BATCH // 4, TYPICAL_BATCH, 100 * TYPICAL_BATCH)
+    )
+    assert small == 4 * RELATIVE_DAMPING and typical == large == RELATIVE_DAMPING

@@ -50,7 +50,7 @@ def test_steps_are_those_of_the_formulas(limit, monkeypatch):
         labels_now = label_factor(stream.label_curvature)
         s = np.asarray(solve(labels_now, stream.factor, jnp.asarray(g, jnp.float32), jnp.float32(1e-3), relative))
         s = s - s.mean(0)
-        _, mean, weight = (np.asarray(a, float) for a in before.iterate)
+        mean, weight = (np.asarray(a, float) for a in before.iterate.directions)
         mean, weight = 0.8 * mean + s, 0.8 * weight + 1
         falls = np.sum(g * mean) > 0
         d = mean / weight if falls else s

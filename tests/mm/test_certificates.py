@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qbound
+from qbound.families.softmax import Softmax
 from qbound.fitting.line import certified_by_bound, certified_locally, make_line
 from tests import reference, strategies
 
@@ -19,7 +20,7 @@ DTYPES = (jnp.float32, jnp.float64)
 def line_of(logits, u, a, c, weights=None):
     """A line through given logits."""
     weights = jnp.full(len(logits), 1 / len(logits), logits.dtype) if weights is None else weights
-    return make_line(weights, logits.T, u.T, a, c)
+    return make_line(Softmax(), weights, logits.T, u.T, a, c)
 
 
 @jax.jit

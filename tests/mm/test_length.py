@@ -7,24 +7,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qbound.families.softmax import Softmax
 from qbound.fitting.line import Line, certified_by_bound, certified_locally, make_line, step_length
 
 ONE = jnp.ones(())
 
 
-def line_and_quadratic(rise, slope, rarity=6.0):
-    """Along which a rare label rises, and what Böhning's bound makes of it."""
+def line_of(rise, slope, rarity=6.0):
+    """Along which a rare label rises, with Böhning's bound."""
     logits, u = jnp.array([[0.0, -rarity], [0.0, 1.0]]), jnp.array([[0.0, -rise], [0.3, 0.0]])
-    line = make_line(jnp.full(2, 0.5), logits.T, u.T, jnp.asarray(slope), jnp.asarray(1e-3))
-    return line, jnp.mean((u[:, 0] - u[:, 1]) ** 2) / 4
+    family = Softmax(is_bohning=True)
+    return make_line(family, jnp.full(2, 0.5), logits.T, u.T, jnp.asarray(slope), jnp.asarray(1e-3))
+
+
+def test_quadratic_of_a_line_is_that_of_its_family():
+    """Böhning's, of two labels a quarter of the square of what they are apart."""
+    for rise in (0.1, 6.0):
+        assert float(line_of(rise, 0.3).rows.quadratic()) == pytest.approx((rise**2 + 0.3**2) / 8, rel=1e-12)
 
 
 def test_better_certificate_wins_unless_the_local_one_has_half_of_newtons_decrease():
     @jax.jit
     def found(rise, slope):
-        line, quadratic = line_and_quadratic(rise, slope)
-        step = step_length(line, lambda: quadratic, is_local=True, search=False, eta=ONE)
-        both = certified_by_bound(line, quadratic, ONE), certified_locally(line)
+        line = line_of(rise, slope)
+        step = step_length(line, is_local=True, search=False, eta=ONE)
+        both = certified_by_bound(line, line.rows.quadratic(), ONE), certified_locally(line)
         return step, *both, line.newton_decrease()
 
     winners = set()
@@ -53,9 +60,9 @@ class Misled(Line):
 @pytest.mark.parametrize("kind", [Line, Misled], ids=["right", "misled"])
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "bound alone"])
 def test_search_is_followed_unless_it_falls_short_of_the_certificate(kind, is_local):
-    line, quadratic = line_and_quadratic(6.0, 0.3)
+    line = line_of(6.0, 0.3)
     line = kind(**{name: getattr(line, name) for name in ("rows", "weights", "v", "r", "a", "c")})
-    lengths = functools.partial(step_length, line, lambda: quadratic, is_local=is_local, eta=ONE)
+    lengths = functools.partial(step_length, line, is_local=is_local, eta=ONE)
     certified, searched = lengths(search=False), lengths(search=True)
     assert searched.certified == certified.certified <= searched.actual
     np.testing.assert_allclose(searched.actual, line.decrease(searched.length), rtol=1e-12)

@@ -10,7 +10,7 @@ import pytest
 
 import qbound
 from qbound import mm, trees
-from qbound.fitting.line import StepLength, make_line
+from qbound.fitting.line import StepLength
 from qbound.fitting.step import _noise, _rounded_step, evaluate, make_problem
 from qbound.models.linear import linearise
 from tests.mm import problems
@@ -284,7 +284,7 @@ def rounded(part, l2, inputs, params, labels, shares=1.0):
     state = mm.init(qbound.linear_logits, params, inputs, labels, l2=l2)
     _, linear_map = linearise(qbound.linear_logits, params, inputs)
     s, u = state.gradient, linear_map.forward(state.gradient)
-    line = make_line(problem.weights, state.logits.T, u.T, jnp.sum(s * s), problem.penalty(s, s))
+    line = problem.line(state.logits, u, jnp.sum(s * s), problem.penalty(s, s))
     length = jnp.asarray(0.3)
     actual = line.decrease(length)
     aimed = StepLength(length, 0.9 * actual, actual, jnp.array(True))
