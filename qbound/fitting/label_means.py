@@ -40,7 +40,7 @@ __all__ = [
 ABSENT = -1e30
 
 
-# At most so many logits of means at a time.
+# At most this many logits of means at a time.
 _LOGITS = 2**20
 
 
@@ -86,7 +86,9 @@ def known_labels(before: Float[Array, " n"], now: Float[Array, " n"], gamma: Flo
     return seen | ~unclear
 
 
-def gradient(of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, "n e"]:
+def gradient(
+    of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"], most_logits: int = _LOGITS
+) -> Float[Array, "n e"]:
     """sum_k f_k (p(x_k) - e_k) x_k'."""
 
     def of_some(labels, f, means):
@@ -94,11 +96,15 @@ def gradient(of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n
         own = (jnp.arange(len(p))[:, None] == labels[None, :]).astype(p.dtype)
         return times((p - own) * f[None, :], means)
 
-    return _sum_over_labels(of, of_some, jnp.zeros_like(params))
+    return _sum_over_labels(of, of_some, jnp.zeros_like(params), most_logits)
 
 
 def curvature_along(
-    of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"], direction: Float[Array, "n e"]
+    of: LabelMeans,
+    params: Float[Array, "n e"],
+    known: Bool[Array, " n"],
+    direction: Float[Array, "n e"],
+    most_logits: int = _LOGITS,
 ) -> Float[Array, ""]:
     """d'Bd, with B the curvature of the bound."""
 
@@ -106,7 +112,7 @@ def curvature_along(
         del labels
         return jnp.sum(f * bound_quadratics(_logits(means, params, known), times(direction, means.T)))
 
-    return _sum_over_labels(of, of_some, jnp.zeros((), params.dtype))
+    return _sum_over_labels(of, of_some, jnp.zeros((), params.dtype), most_logits)
 
 
 def bound_quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
@@ -120,10 +126,10 @@ def _logits(means: Float[Array, "k e"], params: Float[Array, "n e"], known: Bool
     return jnp.where(known[:, None], times(params, means.T), ABSENT)
 
 
-def _sum_over_labels(of: LabelMeans, of_some: Callable, zero: Array) -> Array:
+def _sum_over_labels(of: LabelMeans, of_some: Callable, zero: Array, most_logits: int) -> Array:
     """The sum of what `of_some` makes of labels, frequencies and means: few at a time, with n logits for each."""
     n, e = of.means.shape
-    some = max(1, min(n, _LOGITS // n))
+    some = max(1, min(n, most_logits // n))
     if some == n:
         return of_some(jnp.arange(n), *of)
     padding = -n % some
