@@ -18,7 +18,7 @@ import scipy.sparse
 
 import qbound
 from qbound import compiler, mm
-from qbound.fitting.factors import unknown_block
+from qbound.fitting.factors import block_size, unknown_block
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.quasi_newton import empty_memory
 from qbound.fitting.step import MMOptions
@@ -293,9 +293,11 @@ class Shapes:
         program = PROGRAMS["qbound.fitting.phases._input_factor"]
         return jax.eval_shape(lambda data, rows: program(data, rows, self.columns, rank), self.data, self.rows)
 
+    def block_size(self) -> int:
+        return block_size(self.data.labels.size, self.rows.size, self.labels, self.columns, self.columns)
+
     def block(self) -> Any:
-        sizes = self.data.labels.size, self.rows.size, self.labels
-        return jax.eval_shape(lambda factor: unknown_block(*sizes, factor), self.factor())
+        return jax.eval_shape(lambda: unknown_block(self.labels, self.block_size()))
 
     def point(self) -> Any:
         return jax.eval_shape(PROGRAMS["qbound.fitting.newton.evaluate"], self.objective, self.params)
@@ -354,8 +356,8 @@ def input_factor(sizes: Sizes, rank: int | None) -> Program:
 
 
 def exact_block() -> Program:
-    of = Shapes(*MNIST)
-    return PROGRAMS["qbound.fitting.phases._exact_block"], (of.data, of.rows, of.factor(), of.l2, of.params)
+    of, program = Shapes(*MNIST), PROGRAMS["qbound.fitting.phases._exact_block"]
+    return lambda *arrays: program(*arrays, of.block_size()), (of.data, of.rows, of.factor(), of.l2, of.params)
 
 
 def epoch() -> Program:

@@ -46,7 +46,7 @@ _LARGEST_SQUARE = 1e20
 
 # The most rows of an exact block, and how many products with the Hessian it may cost; it is damped by this part of its
 # mean eigenvalue. There is none with more labels than this: it would have few inputs.
-_BLOCK, _BLOCK_COST, _BLOCK_DAMPING, _BLOCK_LABELS = 1024, 10, 1e-6, 64
+_BLOCK_ROWS, _BLOCK_COST, _BLOCK_DAMPING, _BLOCK_LABELS = 1024, 10, 1e-6, 64
 
 
 def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | None = None) -> InputFactor:
@@ -110,30 +110,33 @@ def block_size(examples: int, rows: int, labels: int, inputs: int, rank: int) ->
         return 0
     # Operations: rows c^2 to form a matrix of c rows, 4 c^3 to invert it, 6 for each input and label of an example.
     budget = _BLOCK_COST * 6 * examples * labels * inputs
-    c = min(_BLOCK, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
+    c = min(_BLOCK_ROWS, math.isqrt(budget // (2 * rows)), round((budget / 8) ** (1 / 3)))
     return min(rank, c // (labels - 1))
 
 
-def unknown_block(examples: int, rows: int, labels: int, inputs: InputFactor) -> ExactBlock | None:
-    """One that is not known yet; None if there will be none."""
-    size = (labels - 1) * block_size(examples, rows, labels, inputs.scales.size, inputs.values.size)
-    return ExactBlock(*jax.device_put((np.zeros((size, size), np.float32), np.array(False)))) if size else None
+def unknown_block(labels: int, size: int) -> ExactBlock | None:
+    """One of the size that is given by `block_size`, which is not known yet; None for 0."""
+    c = (labels - 1) * size
+    return ExactBlock(*jax.device_put((np.zeros((c, c), np.float32), np.array(False)))) if size else None
 
 
 def exact_block(
-    data: Data, rows: Int[Array, " k"], inputs: InputFactor, l2: Float[Array, " e"], params: Float[Array, "n e"]
+    data: Data,
+    rows: Int[Array, " k"],
+    inputs: InputFactor,
+    l2: Float[Array, " e"],
+    params: Float[Array, "n e"],
+    size: int,
 ) -> ExactBlock | None:
-    """From some of the rows.
+    """From some of the rows, on `size` eigenvectors of inputs; None for 0.
 
     A Kronecker product takes the curvature of labels for the same whatever the inputs are. Where inputs are large and
     labels certain, the Hessian can be far smaller than that. Such directions are few, and lie here.
     """
     vectors, (n, e) = inputs.vectors, params.shape
-    rank = inputs.values.size
-    size = block_size(data.labels.size, rows.size, n, e, rank)
     if size == 0 or vectors is None:
         return None
-    leading = inputs.scales[:, None] * vectors[:, rank - size :]
+    leading = inputs.scales[:, None] * vectors[:, vectors.shape[1] - size :]
     some_data, params = sample(data, rows, jnp.float32), params.astype(jnp.float32)
     matrix = hessian_of_loss(some_data, params, lambda block: times(extended(block.design, e), leading), size)
     penalty = times(leading.T, l2.astype(jnp.float32)[:, None] * leading)

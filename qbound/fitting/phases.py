@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from qbound import checks, compiler
 from qbound.curvature.kronecker import InputFactor
-from qbound.fitting.factors import ExactBlock, exact_block, input_factor, unknown_block
+from qbound.fitting.factors import ExactBlock, block_size, exact_block, input_factor, unknown_block
 from qbound.fitting.newton import NewtonSolver, evaluate, newton_on_sample, newton_step
 from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.quasi_newton import LbfgsMemory, empty_memory, lbfgs_steps
@@ -357,6 +357,7 @@ class _Method(NamedTuple):
     first_norm: float = 0.0
     factor: InputFactor | None = None
     block: ExactBlock | None = None
+    block_size: int = 0
 
     @property
     def moment_rows(self) -> np.ndarray:
@@ -364,19 +365,21 @@ class _Method(NamedTuple):
 
     def with_factor(self, at: _Reached, quick: InputFactor | None) -> "_Method":
         """With the factor of inputs, a quick one where that will do, and an exact block that is not known yet."""
-        rows, data = self.moment_rows, self.objective.data
+        rows, data, (n, e) = self.moment_rows, self.objective.data, at.params.shape
         if quick is not None and _is_enough(quick, at, self.objective.l2):
             factor = quick
         else:
-            factor = _input_factor(data, rows, self.objective.l2.size)
-        return self._replace(factor=factor, block=unknown_block(data.labels.size, rows.size, len(at.params), factor))
+            factor = _input_factor(data, rows, e)
+        size = block_size(data.labels.size, rows.size, n, e, factor.values.size)
+        return self._replace(factor=factor, block=unknown_block(n, size), block_size=size)
 
     def with_block(self, params) -> "_Method":
         """With the exact block of the preconditioner at these parameters."""
         if self.block is None:
             return self
         objective = self.objective
-        block = _exact_block(objective.data, self.moment_rows, self.factor, objective.l2, params)
+        arguments = objective.data, self.moment_rows, self.factor, objective.l2, params
+        block = _exact_block(*arguments, self.block_size)
         return self._replace(block=block)
 
     def start(self, params, tolerance: float) -> _Reached:
@@ -418,7 +421,7 @@ def _is_enough(factor: InputFactor, at: _Reached, l2) -> bool:
 
 
 _input_factor = compiler.jit(input_factor, static_argnums=(2, 3))
-_exact_block = compiler.jit(exact_block)
+_exact_block = compiler.jit(exact_block, static_argnums=5)
 
 
 def _spread_rows(rows: int, count: int) -> np.ndarray:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from qbound.curvature.kronecker import InputFactor
-from qbound.fitting import factors
 from qbound.fitting.factors import block_size, exact_block, input_factor, label_factor, solve, unknown_block
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.models.inputs import Dense
@@ -180,19 +179,18 @@ def test_factor_of_nothing_is_finite(weights):
     assert np.all(np.isfinite(solve(label_factor(jnp.asarray(label_curvature())), factor, g, jnp.asarray(L2), 0.1)))
 
 
-def factor_and_block(p, rows, rank=None):
-    """The factor of inputs and the exact block of a problem, from some of its rows."""
+def factor_and_block(p, rows, size=E, rank=None):
+    """The factor of inputs and the exact block of a problem, from some of its rows, on `size` eigenvectors."""
     data, l2, params = p.arrays()
     factor = jax.jit(input_factor, static_argnums=(2, 3))(data, jnp.asarray(rows), len(p.l2), rank)
-    return factor, jax.jit(lambda *args: exact_block(*args))(data, jnp.asarray(rows), factor, l2, params)
+    return factor, jax.jit(exact_block, static_argnums=5)(data, jnp.asarray(rows), factor, l2, params, size)
 
 
 @pytest.mark.parametrize("size", [3, 6], ids=["leading inputs", "all inputs"])
-def test_exact_block_is_the_inverse_of_the_hessian_on_leading_inputs(size, monkeypatch):
-    monkeypatch.setattr(factors, "_BLOCK", (N - 1) * size)
+def test_exact_block_is_the_inverse_of_the_hessian_on_leading_inputs(size):
     p = problem()
     rows = np.arange(0, B, 2, dtype=np.int32)
-    factor, block = factor_and_block(p, rows)
+    factor, block = factor_and_block(p, rows, size)
     weights = p.weights[rows] / p.weights[rows].sum()
     hessian = reference.linear_model(p.inputs[rows], p.labels[rows], weights, p.l2, p.params)[2]
     leading = np.asarray(factor.scales)[:, None] * np.asarray(factor.vectors)[:, -size:]
@@ -203,9 +201,8 @@ def test_exact_block_is_the_inverse_of_the_hessian_on_leading_inputs(size, monke
 
 
 @pytest.mark.parametrize("rank", [None, 2], ids=["all eigenvectors", "few eigenvectors"])
-def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_others(rank, monkeypatch):
-    monkeypatch.setattr(factors, "_BLOCK", (N - 1) * 2)
-    factor, block = factor_and_block(problem(), np.arange(B, dtype=np.int32), rank)
+def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_others(rank):
+    factor, block = factor_and_block(problem(), np.arange(B, dtype=np.int32), 2, rank)
     assert len(block.factor) == 2 * (N - 1) and (factor.rest is None) == (rank is None)
     labels = label_factor(jnp.asarray(label_curvature()))
     g = np.random.default_rng(3).normal(size=(N, E))
@@ -218,7 +215,7 @@ def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_o
     others = without / scales - without / scales @ leading @ leading.T
     expected = (others + q @ solved.reshape(N - 1, 2) @ leading.T) * scales
     np.testing.assert_allclose(found, expected - expected.mean(0), rtol=1e-3, atol=1e-4 * np.max(np.abs(expected)))
-    unknown = unknown_block(B, B, N, factor)
+    unknown = unknown_block(N, 2)
     assert unknown.factor.shape == block.factor.shape
     found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
     np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-6)
@@ -260,14 +257,14 @@ def test_exact_block_that_is_not_finite_is_not_known():
 
 
 def test_there_is_no_exact_block_where_labels_are_many():
-    factor, _ = factor_and_block(problem(), np.arange(B, dtype=np.int32))
-    assert unknown_block(B, B, 65, factor) is None
+    factor, block = factor_and_block(problem(), np.arange(B, dtype=np.int32), 0)
+    assert block_size(B, B, 65, E, E) == 0
+    assert unknown_block(65, 0) is block is None
 
 
-def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs(monkeypatch):
+def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs():
     """The condition number of the preconditioned Hessian, at the optimum."""
     n, d = 3, 10
-    monkeypatch.setattr(factors, "_BLOCK", (n - 1) * 4)
     rng = np.random.default_rng(0)
     sizes = np.where(np.arange(d) < 3, 10.0, 1.0)
     x = rng.normal(size=(400, d)) * sizes
@@ -278,10 +275,7 @@ def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs
     data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
     rows = jnp.arange(400, dtype=jnp.int32)
     factor = jax.jit(input_factor, static_argnums=2)(data, rows, d)
-    # Functions of their own: compiled programs keep the size of the exact block.
-    block = jax.jit(lambda *arguments: exact_block(*arguments))(
-        data, rows, factor, jnp.asarray(l2), jnp.asarray(params)
-    )
+    block = jax.jit(exact_block, static_argnums=5)(data, rows, factor, jnp.asarray(l2), jnp.asarray(params), 4)
     point = jax.jit(LinearObjective.evaluate)(LinearObjective(data, jnp.asarray(l2)), jnp.asarray(params))
     curvature = label_factor(point.label_curvature)
     contrasts = np.kron(reference.contrasts(n), np.eye(d))
