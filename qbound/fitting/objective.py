@@ -7,6 +7,7 @@ their end, which is never stored. What needs logits makes them, one block of row
 first: sums over labels are then sums of long vectors.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,7 @@ __all__ = [
     "LinearObjective",
     "LinearPoint",
     "Norm",
+    "PassSizes",
     "centred",
     "contrasts",
     "extended",
@@ -43,27 +45,51 @@ _SOFTMAX = Softmax()
 # How the size of a gradient is measured: by its largest absolute entry, or by its Euclidean length.
 Norm = Literal["largest", "euclidean"]
 
-# Probabilities, or the logits of a line, of all examples are held up to this many; else they are made anew when needed.
-_HELD = 1 << 22
-# A block has at most this many logits.
-_BLOCK = 1 << 22
-# With many labels a block has at most this many, so that the cache holds them; unless all blocks together have no more
-# than twice as many, since a block must be long enough to be divided among cores.
-_CACHED = 1 << 20
-# Up to this many labels the mean label curvature is a matrix. Beyond, it takes longer to form and factorise than the
-# steps that it saves, and only its diagonal is kept.
-_MATRIX_LIMIT = 64
-# The label curvature is estimated from this many examples, or up to twice as many: it only serves as a preconditioner.
-_CURVATURE_ROWS = 2000
+
+@dataclasses.dataclass(frozen=True)
+class PassSizes:
+    """What a pass over the data holds, and into which blocks of rows it is cut. The defaults are good untuned.
+
+    Attributes:
+      held: probabilities, or the logits of a line, of all examples are held up to this many; else they are made anew
+        when needed.
+      block_logits: a block has at most this many logits,
+      cached_logits: and with many labels at most this many, so that the cache holds them; unless all blocks together
+        have no more than twice as many, since a block must be long enough to be divided among cores.
+      block_inputs: a block has at most this many numbers in its inputs, so that both products with it find them in the
+        cache,
+      few_blocks: unless there would be no more blocks than this: a block is a copy, and costs more than it gains.
+      least_rows: and it has this many rows at least.
+      few_labels: up to this many labels the mean label curvature is a matrix. Beyond, it takes longer to form and
+        factorise than the steps that it saves, and only its diagonal is kept.
+      curvature_rows: the label curvature is estimated from this many examples, or up to twice as many: it only serves
+        as a preconditioner.
+    """
+
+    held: int = 1 << 22
+    block_logits: int = 1 << 22
+    cached_logits: int = 1 << 20
+    block_inputs: int = 3 << 19
+    few_blocks: int = 3
+    least_rows: int = 128
+    few_labels: int = 64
+    curvature_rows: int = 2000
+
+    def block_size(self, design: Design, labels: int, *, cached: bool) -> int:
+        """How many rows to take at a time; with `cached`, no more than the cache holds where labels are many."""
+        is_cached = cached and labels > self.few_labels and design.shape()[0] * labels > 2 * self.cached_logits
+        rows = (self.cached_logits if is_cached else self.block_logits) // labels
+        return design.block_size(rows, self.least_rows, self.block_inputs, self.few_blocks)
 
 
 @record
 class Data:
-    """Examples: their inputs, labels and weights."""
+    """Examples: their inputs, labels and weights; and how passes over them go."""
 
     design: Design
     labels: Int[Array, " b"]
     weights: Float[Array, " b"]  # they sum to 1
+    sizes: PassSizes = static(default=PassSizes())
 
     def logits(self, v: Float[Array, "n e"]) -> Float[Array, "n b"]:
         """V X'."""
@@ -97,7 +123,7 @@ def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
     weights = data.weights[rows].astype(dtype)
     total = jnp.sum(weights)
     x = jnp.where(weights[:, None] > 0, data.design.x[rows].astype(dtype), 0)
-    return Data(Dense(x), data.labels[rows], weights / jnp.where(total > 0, total, 1))
+    return Data(Dense(x), data.labels[rows], weights / jnp.where(total > 0, total, 1), data.sizes)
 
 
 def fold(
@@ -108,8 +134,7 @@ def fold(
     With `cached`, blocks of many labels have no more logits than the cache holds.
     """
     b = data.design.shape()[0]
-    is_cached = cached and labels > _MATRIX_LIMIT and b * labels > 2 * _CACHED
-    size = data.design.block_size(labels, _CACHED if is_cached else _BLOCK)
+    size = data.sizes.block_size(data.design, labels, cached=cached)
     zero = jnp.zeros((), jnp.int32)
     if size == b:
         return function(carry, data, zero)
@@ -121,7 +146,7 @@ def fold(
         weights = jax.lax.dynamic_slice(data.weights, (start,), (size,))
         weights = jnp.where(jnp.arange(size, dtype=jnp.int32) < first - start, 0, weights)
         labels = jax.lax.dynamic_slice(data.labels, (start,), (size,))
-        return function(carry, Data(data.design.block(start, size), labels, weights), start)
+        return function(carry, Data(data.design.block(start, size), labels, weights, data.sizes), start)
 
     return jax.lax.fori_loop(0, -(-b // size), one, carry)
 
@@ -158,9 +183,9 @@ class LinearObjective:
     def evaluate(self, params: Float[Array, "n e"], *, hold: bool = False) -> LinearPoint:
         """One pass over the data; with `hold`, its probabilities are kept unless they are too many."""
         data, (n, _), b = self.data, params.shape, self.data.labels.size
-        is_matrix, is_held = n <= _MATRIX_LIMIT, hold and n * b <= _HELD
-        one_block = _few_labels if n <= _MATRIX_LIMIT else _many_labels
-        stride = max(1, b // _CURVATURE_ROWS)
+        is_matrix, is_held = n <= data.sizes.few_labels, hold and n * b <= data.sizes.held
+        one_block = _few_labels if n <= data.sizes.few_labels else _many_labels
+        stride = max(1, b // data.sizes.curvature_rows)
 
         def add(carry, block: Data, start):
             loss, gradient, curvature, held = carry
@@ -204,7 +229,7 @@ class LinearObjective:
 
         def add(total, block: Data, _):
             p = jax.nn.softmax(block.logits(params), axis=0)
-            return total + Data(block.design.squared(), block.labels, block.weights).pull_back(p * (1 - p), e)
+            return total + dataclasses.replace(block, design=block.design.squared()).pull_back(p * (1 - p), e)
 
         return fold(self.data, n, add, jnp.zeros_like(params)) + self.l2[None, :]
 
@@ -226,7 +251,7 @@ def line_along(
     """The line along W - eta s, with a = g's and c = s' l2 s; half a pass over the data, as is every sum of it."""
     rows = BlockRows(data, params, direction)
     b = data.design.shape()[0]
-    if b * len(params) <= _HELD:
+    if b * len(params) <= data.sizes.held:
         return make_line(_SOFTMAX, data.weights, *rows.logits(data), a, c)
 
     def enter(carry, block, start):
@@ -304,7 +329,7 @@ def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
     rest = times(jnp.ones((1, n), h.dtype), others)[0]
     total = own + rest
     loss = trees.weighted_sum(block.weights, largest - observed + jnp.log(total))
-    scaled = Data(block.design, block.labels, jnp.where(block.weights == 0, 0, block.weights / total))
+    scaled = dataclasses.replace(block, weights=jnp.where(block.weights == 0, 0, block.weights / total))
     p: Array = jnp.where(is_observed, own[None, :], others)  # pyright: ignore[reportAssignmentType]
     return loss, scaled.pull_back_residuals(others, rest, e), p / total[None, :]
 

@@ -11,6 +11,7 @@ These are the two loops of Nocedal (1980) as two triangular systems. P may be an
 label curvature of where the step begins. At W = 0 the Hessian is a Kronecker product, and P about its inverse.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,8 +40,6 @@ _STEEPEST = 0.8
 _TRIALS = 10
 # A trial is shorter than the one before by a factor between these two.
 _SHORTEST, _LONGEST = 0.1, 0.5
-# The steps have stalled after this many without a gain.
-_PATIENCE = 5
 
 _Precondition = Callable[[Float[Array, "n e"]], Float[Array, "n e"]]
 
@@ -85,7 +84,7 @@ def empty_memory(params: Float[Array, "n e"]) -> LbfgsMemory:
     return LbfgsMemory(*jax.device_put((zeros, zeros, np.ones((), params.dtype))))
 
 
-@compiler.jit
+@functools.partial(compiler.jit, static_argnames="patience")
 def lbfgs_steps(
     objective: LinearObjective,
     point: LinearPoint,
@@ -94,6 +93,8 @@ def lbfgs_steps(
     block: ExactBlock | None,
     tolerance: Float[Array, ""],
     max_steps: Int[Array, ""],
+    *,
+    patience: int = 5,
 ) -> LbfgsSteps:
     """Take steps until the gradient norm is within a tolerance, or no step gains anything.
 
@@ -105,6 +106,7 @@ def lbfgs_steps(
       block: of the preconditioner, or None.
       tolerance: of the gradient norm.
       max_steps: the most steps to take.
+      patience: they have stalled after this many steps without a gain.
     """
 
     def unfinished(at: LbfgsSteps):
@@ -128,7 +130,7 @@ def lbfgs_steps(
             steps=at.steps + is_taken.astype(at.steps.dtype),
             least=jnp.minimum(at.least, new.gradient_norm),
             idle=idle,
-            goes_on=is_taken & (idle < _PATIENCE),
+            goes_on=is_taken & (idle < patience),
         )
 
     zero = jnp.zeros((), jnp.int32)

@@ -112,7 +112,7 @@ def kspfb_step(
 def _batch(data: Data, rows) -> Data:
     assert isinstance(data.design, Dense)
     weights = jnp.where(rows < 0, 0, data.weights[rows]).astype(jnp.float32)
-    return Data(Dense(data.design.x[rows].astype(jnp.float32)), data.labels[rows], weights)
+    return Data(Dense(data.design.x[rows].astype(jnp.float32)), data.labels[rows], weights, data.sizes)
 
 
 def label_curvature(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "..."]:

@@ -14,11 +14,6 @@ from qbound.records import record, static
 __all__ = ["Dense", "Design", "Sparse"]
 
 
-# The most numbers in the inputs of a block, so that both products with it find it in the cache. Inputs of no more than
-# a few blocks are not cut for that: a block is a copy, and costs more than it gains. It has so many rows at least.
-_BLOCK_INPUTS, _FEW_BLOCKS, _LEAST_ROWS = 3 << 19, 3, 128
-
-
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
 
@@ -53,8 +48,11 @@ class Design(abc.ABC):
         """The squares of its entries."""
 
     @abc.abstractmethod
-    def block_size(self, labels: int, most: int) -> int:
-        """How many rows to take at a time, with so many labels and at most so many logits, about."""
+    def block_size(self, rows: int, least_rows: int, inputs: int, few_blocks: int) -> int:
+        """How many rows to take at a time: `rows` at most, but no fewer than `least_rows`.
+
+        They have at most `inputs` numbers, unless all have no more than `few_blocks` times as many.
+        """
 
     @abc.abstractmethod
     def block(self, start: Int[Array, ""], size: int) -> "Design":
@@ -89,10 +87,10 @@ class Dense(Design):
     def squared(self):
         return Dense(self.x**2)
 
-    def block_size(self, labels, most):
+    def block_size(self, rows, least_rows, inputs, few_blocks):
         b, d = self.shape()
-        rows = b if b * d <= _FEW_BLOCKS * _BLOCK_INPUTS else _BLOCK_INPUTS // d
-        return min(b, max(_LEAST_ROWS, min(rows, most // labels)))
+        cached = b if b * d <= few_blocks * inputs else inputs // d
+        return min(b, max(least_rows, min(rows, cached)))
 
     def block(self, start, size):
         b, d = self.shape()
@@ -162,7 +160,7 @@ class Sparse(Design):
 
         return Sparse(first_squared(self.by_row), first_squared(self.by_column), self.rows, self.columns)
 
-    def block_size(self, labels, most):
+    def block_size(self, rows, least_rows, inputs, few_blocks):
         return self.rows
 
     def block(self, start, size):

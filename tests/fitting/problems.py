@@ -5,12 +5,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.objective import Data, LinearObjective, PassSizes
 from qbound.models.inputs import Dense
 from tests import reference
 
 # More than two of the smallest blocks, of 64 rows, and not a multiple of them.
 B, N, D = 150, 4, 5
+DEFAULTS = PassSizes()
 
 
 class Problem(NamedTuple):
@@ -24,15 +25,16 @@ class Problem(NamedTuple):
     params: np.ndarray
     direction: np.ndarray
 
-    def data(self, dtype=jnp.float64):
-        return Data(Dense(jnp.asarray(self.x, dtype)), jnp.asarray(self.labels), jnp.asarray(self.weights, dtype))
+    def data(self, dtype=jnp.float64, sizes=DEFAULTS):
+        arrays = jnp.asarray(self.labels), jnp.asarray(self.weights, dtype)
+        return Data(Dense(jnp.asarray(self.x, dtype)), *arrays, sizes)
 
-    def arrays(self, dtype=jnp.float64):
+    def arrays(self, dtype=jnp.float64, sizes=DEFAULTS):
         """As the functions of the package take them: data, l2, params."""
-        return self.data(dtype), jnp.asarray(self.l2, dtype), jnp.asarray(self.params, dtype)
+        return self.data(dtype, sizes), jnp.asarray(self.l2, dtype), jnp.asarray(self.params, dtype)
 
-    def objective(self, dtype=jnp.float64, norm="largest"):
-        return LinearObjective(self.data(dtype), jnp.asarray(self.l2, dtype), norm)
+    def objective(self, dtype=jnp.float64, norm="largest", sizes=DEFAULTS):
+        return LinearObjective(self.data(dtype, sizes), jnp.asarray(self.l2, dtype), norm)
 
     def logits(self):
         """At the parameters, and their displacement along the direction."""

@@ -1,20 +1,16 @@
 """The line along a direction, held or made anew in blocks, against its definition."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from qbound.families.softmax import SoftmaxLine
-from qbound.fitting.objective import BlockRows, line_along
-from qbound.models import inputs as design
+from qbound.fitting.objective import BlockRows, PassSizes, line_along
 from tests import reference
 from tests.fitting.problems import N, problem
 
 ETAS = np.array([1e-3, 0.1, 1.0, 5.0])
-objective_module = importlib.import_module("qbound.fitting.objective")
 
 
 def measured(data, params, direction, a, c):
@@ -25,16 +21,13 @@ def measured(data, params, direction, a, c):
     return line.v, line.r, jnp.array(along), line.rows.quadratic()
 
 
-def lines(p, monkeypatch):
+def lines(p):
     """Held, in one block; and made anew, in blocks with a remainder."""
-    data, _, params = p.arrays()
-    arguments = data, params, jnp.asarray(p.direction), jnp.asarray(0.7), jnp.asarray(0.2)
-    assert isinstance(line_along(*arguments).rows, SoftmaxLine)
-    yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
-    monkeypatch.setattr(objective_module, "_HELD", 0)
-    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
-    assert isinstance(line_along(*arguments).rows, BlockRows)
-    yield jax.jit(lambda *arguments: measured(*arguments))(*arguments)
+    others = jnp.asarray(p.params), jnp.asarray(p.direction), jnp.asarray(0.7), jnp.asarray(0.2)
+    for sizes, rows in ((PassSizes(), SoftmaxLine), (PassSizes(held=0, block_inputs=1), BlockRows)):
+        data = p.data(sizes=sizes)
+        assert isinstance(line_along(data, *others).rows, rows)
+        yield jax.jit(measured)(data, *others)
 
 
 def by_definition(p):
@@ -62,9 +55,9 @@ def by_definition(p):
 
 @pytest.mark.parametrize("n", [N, 65], ids=["bound label by label", "bound example by example"])
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
-def test_line_in_blocks_is_the_one_held(intercept, n, monkeypatch):
+def test_line_in_blocks_is_the_one_held(intercept, n):
     p = problem(intercept, n=n)
-    held, in_blocks = lines(p, monkeypatch)
+    held, in_blocks = lines(p)
     expected_v, expected_r, expected_along, expected_quadratic = by_definition(p)
     counts = p.weights > 0
     for v, r, along, quadratic in (held, in_blocks):

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qbound.fitting import objective
 from qbound.fitting.factors import InputFactor
 from qbound.fitting.newton import newton_step
-from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.objective import Data, LinearObjective, PassSizes
 from qbound.fitting.stream import consume, first_stream
 from qbound.models.inputs import Dense
 
@@ -52,6 +51,6 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_memory_is_that_of_coefficients_and_of_blocks(name):
     memory = PROGRAMS[name]().compile().memory_analysis().temp_size_in_bytes
-    coefficients, block = 4 * N * E, 4 * objective._BLOCK
+    coefficients, block = 4 * N * E, 4 * PassSizes().block_logits
     limit = 10 * coefficients + 4 * block
     assert memory < limit < 4 * B * N / 10

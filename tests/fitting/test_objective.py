@@ -1,6 +1,6 @@
 """The objective and its derivatives, in one block and in several, against their definitions."""
 
-import importlib
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,38 +8,25 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from qbound.fitting.objective import Data, LinearObjective, contrasts, extended, fold
-from qbound.models import inputs as design
-from qbound.models.inputs import Sparse
+from qbound.fitting.objective import Data, LinearObjective, PassSizes, contrasts, extended, fold, sample
+from qbound.models.inputs import Dense, Sparse
 from tests import reference
 from tests.fitting.problems import B, N, problem
 
-objective = importlib.import_module("qbound.fitting.objective")
-
-
-@pytest.fixture(params=["one block", "blocks", "blocks, nothing held"])
-def blocks(request, monkeypatch):
-    """How many blocks there are; the last of several has few rows of its own."""
-    if request.param == "one block":
-        return 1
-    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
-    monkeypatch.setattr(design, "_LEAST_ROWS", 64)
-    if request.param == "blocks, nothing held":
-        monkeypatch.setattr(objective, "_HELD", 0)
-    return 3
-
-
-@pytest.fixture(params=["few labels", "many labels"])
-def few(request, monkeypatch):
-    """Whether labels are few; else all is computed as where they are many."""
-    if request.param == "many labels":
-        monkeypatch.setattr(objective, "_MATRIX_LIMIT", 1)
-    return request.param == "few labels"
+# The last of several blocks has few rows of its own.
+IN_BLOCKS = {
+    "one block": PassSizes(),
+    "blocks": PassSizes(block_inputs=1, least_rows=64),
+    "blocks, nothing held": PassSizes(block_inputs=1, least_rows=64, held=0),
+}
+in_blocks = pytest.mark.parametrize("sizes", IN_BLOCKS.values(), ids=IN_BLOCKS)
+# All is computed as where labels are few, or many.
+few_or_many = pytest.mark.parametrize("few_labels", [64, 1], ids=["few labels", "many labels"])
+evaluate = jax.jit(LinearObjective.evaluate)
 
 
 def evaluated(data, l2, params):
-    """By a program of its own: compiled ones keep the sizes that tests change."""
-    return jax.jit(lambda of, params: of.evaluate(params))(LinearObjective(data, l2), params)
+    return evaluate(LinearObjective(data, l2), params)
 
 
 def pieces(data, l2, params, v):
@@ -50,11 +37,13 @@ def pieces(data, l2, params, v):
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
-def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks, few):
+@in_blocks
+@few_or_many
+def test_derivatives_are_those_of_the_objective(intercept, compiled, sizes, few_labels):
     p = problem(intercept)
-    # A function of its own for every test: compiled programs keep the sizes of blocks.
-    function = jax.jit(lambda *arguments: pieces(*arguments)) if compiled else pieces
-    point, hv, diag = function(*p.arrays(), jnp.asarray(p.direction))
+    function = jax.jit(pieces) if compiled else pieces
+    sizes = dataclasses.replace(sizes, few_labels=few_labels)
+    point, hv, diag = function(*p.arrays(sizes=sizes), jnp.asarray(p.direction))
     value, gradient, matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)
     assert float(point.objective) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(point.gradient, gradient, rtol=1e-10, atol=1e-13)
@@ -63,23 +52,21 @@ def test_derivatives_are_those_of_the_objective(intercept, compiled, blocks, few
     np.testing.assert_allclose(hv.ravel(), matrix @ p.direction.ravel(), rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(diag.ravel(), np.diag(matrix), rtol=1e-10)
     labels = sum(w * reference.hessian(h) for w, h in zip(p.weights, p.logits()[0], strict=True))
-    np.testing.assert_allclose(point.label_curvature, labels if few else np.diag(labels), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(
+        point.label_curvature, labels if few_labels > 1 else np.diag(labels), rtol=1e-10, atol=1e-13
+    )
     if point.probabilities is not None:
         np.testing.assert_allclose(point.probabilities.sum(0), 1, rtol=1e-12)
-    assert (point.probabilities is None) == (objective._HELD == 0)
+    assert (point.probabilities is None) == (sizes.held == 0)
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "weights of 0"])
 @pytest.mark.parametrize("n", [4, 7], ids=["matrix", "diagonal"])
-def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weighted):
+def test_label_curvature_of_many_examples_is_that_of_some(n, weighted):
     """Every third, with their weights made to sum to that of all."""
-    monkeypatch.setattr(objective, "_CURVATURE_ROWS", 50)
-    monkeypatch.setattr(objective, "_MATRIX_LIMIT", 5)
     p = problem(n=n)
-    data, l2, params = p.arrays()
     weights = p.weights if weighted else np.where(np.arange(len(p.weights)) % 3 == 0, 0, p.weights)
-    data = Data(data.design, data.labels, jnp.asarray(weights))
-    point = evaluated(data, l2, params)
+    point = evaluated(*p._replace(weights=weights).arrays(sizes=PassSizes(curvature_rows=50, few_labels=5)))
     some = weights[::3] if weighted else np.ones(50)
     some = some * weights.sum() / some.sum()
     expected = sum(w * reference.hessian(h) for w, h in zip(some, p.logits()[0][::3], strict=True))
@@ -87,9 +74,10 @@ def test_label_curvature_of_many_examples_is_that_of_some(monkeypatch, n, weight
 
 
 @pytest.mark.parametrize("intercept", [True, False], ids=["intercept", "none"])
-def test_hessian_is_that_in_contrasts_of_labels(intercept, blocks):
+@in_blocks
+def test_hessian_is_that_in_contrasts_of_labels(intercept, sizes):
     p = problem(intercept)
-    found = jax.jit(lambda of, params: of.hessian(params))(p.objective(), jnp.asarray(p.params))
+    found = jax.jit(LinearObjective.hessian)(p.objective(sizes=sizes), jnp.asarray(p.params))
     matrix = reference.linear_model(p.inputs, p.labels, p.weights, p.l2, p.params)[2]
     q = np.kron(reference.contrasts(N), np.eye(len(p.l2)))
     np.testing.assert_allclose(found, q.T @ matrix @ q, rtol=1e-10, atol=1e-13)
@@ -103,18 +91,21 @@ def test_contrasts_are_orthonormal_and_sum_to_zero():
         np.testing.assert_allclose(q.sum(0), 0, atol=1e-14)
 
 
-def test_label_curvature_of_many_labels_is_a_diagonal(monkeypatch, blocks):
+@in_blocks
+def test_label_curvature_of_many_labels_is_a_diagonal(sizes):
     p = problem()
-    expected = np.diag(p.objective().evaluate(jnp.asarray(p.params)).label_curvature)
-    monkeypatch.setattr(objective, "_MATRIX_LIMIT", N - 1)
-    found = p.objective().evaluate(jnp.asarray(p.params)).label_curvature
+    many = dataclasses.replace(sizes, few_labels=N - 1)
+    matrix, found = (evaluated(*p.arrays(sizes=of)).label_curvature for of in (sizes, many))
+    expected = np.diag(matrix)
     assert found.shape == (N,)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_every_row_counts_once_in_blocks(blocks):
+@in_blocks
+def test_every_row_counts_once_in_blocks(sizes):
     """Rows that the last block has in common with the one before have no weight there."""
-    data = problem().data()
+    data = problem().data(sizes=sizes)
+    blocks = 1 if sizes == PassSizes() else 3
     zero = jnp.zeros((), jnp.int32)
 
     def add(carry, block, start):
@@ -133,24 +124,24 @@ def test_every_row_counts_once_in_blocks(blocks):
 
 
 @pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
-def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows, monkeypatch):
-    monkeypatch.setattr(design, "_BLOCK_INPUTS", 2_000_000)
+def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows):
     x = jax.eval_shape(lambda: jnp.zeros((100_000, inputs)))
-    whole = design.Dense.__new__(design.Dense)
+    whole = Dense.__new__(Dense)
     object.__setattr__(whole, "x", x)
-    size = whole.block_size(labels, 5_000_000)
+    size = PassSizes(block_inputs=2_000_000, block_logits=5_000_000).block_size(whole, labels, cached=False)
     assert size * inputs <= 2_000_000 and size * labels <= 5_000_000
     assert size >= rows / 2.5
 
 
-def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few):
+@few_or_many
+def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few_labels):
     """Logits of thousands, of which float32 keeps few decimals, and a loss of 1e-5."""
     data = problem(intercept=False, b=64).data(jnp.float32)
     h = np.full((64, N), 3000.0)
     h[np.arange(64), np.asarray(data.labels)] += 12
     params = jnp.zeros((N, 64), jnp.float32).at[:, :].set(h.T.astype(np.float32))
     weights = jnp.full(64, 1 / 64, jnp.float32)
-    data = objective.Data(design.Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights)
+    data = Data(Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights, PassSizes(few_labels=few_labels))
     point = evaluated(data, jnp.zeros(64, jnp.float32), params)
     assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
     # One input for each example: what it gives to its label is minus what it gives to the three others.
@@ -158,15 +149,13 @@ def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few
     np.testing.assert_allclose(64 * observed, -3 * np.exp(-12) / (1 + 3 * np.exp(-12)), rtol=1e-2)
 
 
-def test_examples_of_weight_zero_have_no_part_in_the_gradient(few):
-    p = problem()
-    data, l2, params = p.arrays()
+@few_or_many
+def test_examples_of_weight_zero_have_no_part_in_the_gradient(few_labels):
+    p, sizes = problem(), PassSizes(few_labels=few_labels)
     counts = np.arange(B) % 3 != 0
-    weights = np.where(counts, p.weights, 0) / p.weights[counts].sum()
-    rows = design.Dense(jnp.asarray(p.x[counts]))
-    some = Data(rows, jnp.asarray(p.labels[counts]), jnp.asarray(weights[counts]))
-    found = evaluated(Data(data.design, data.labels, jnp.asarray(weights)), l2, params)
-    expected = evaluated(some, l2, params)
+    p = p._replace(weights=np.where(counts, p.weights, 0) / p.weights[counts].sum())
+    some = p._replace(x=p.x[counts], labels=p.labels[counts], weights=p.weights[counts])
+    found, expected = (evaluated(*of.arrays(sizes=sizes)) for of in (p, some))
     assert float(found.objective) == pytest.approx(float(expected.objective), rel=1e-12)
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-13)
 
@@ -193,10 +182,16 @@ def test_examples_of_weight_zero_may_have_inputs_of_any_size():
 
 
 @pytest.mark.parametrize(("labels", "cached_rows", "blocks"), [(64, 50, 1), (65, 50, 3), (65, 74, 3), (65, 75, 1)])
-def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_rows, blocks, monkeypatch):
-    monkeypatch.setattr(design, "_LEAST_ROWS", 1)
-    monkeypatch.setattr(objective, "_CACHED", 65 * cached_rows)
-    assert int(fold(problem().data(), labels, lambda calls, block, _: calls + 1, jnp.zeros((), jnp.int32))) == blocks
+def test_blocks_fit_the_cache_where_labels_and_logits_are_many(labels, cached_rows, blocks):
+    data = problem().data(sizes=PassSizes(least_rows=1, cached_logits=65 * cached_rows))
+    assert int(fold(data, labels, lambda calls, block, _: calls + 1, jnp.zeros((), jnp.int32))) == blocks
+
+
+def test_what_is_made_of_data_keeps_the_sizes_of_passes():
+    sizes = PassSizes(block_inputs=1, least_rows=64)
+    data = problem().data(sizes=sizes)
+    assert sample(data, jnp.arange(3, dtype=jnp.int32), jnp.float32).sizes is sizes
+    fold(data, N, lambda carry, block, _: carry if block.sizes is sizes else None, jnp.zeros(()))
 
 
 def test_gradient_sums_to_zero_over_labels_in_float32():

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from qbound.fitting import objective as objective_module
 from qbound.fitting import phases
 from qbound.fitting.newton import newton_on_sample, newton_step
-from qbound.fitting.objective import Data, LinearObjective
+from qbound.fitting.objective import Data, LinearObjective, PassSizes
 from qbound.fitting.phases import Schedule
 from qbound.fitting.results import Certificate, Phase, Result
 from qbound.fitting.stochastic import LABEL_LIMIT
-from qbound.models import inputs as design
 from qbound.models.inputs import Sparse
 from tests import reference
-from tests.fitting.problems import N, problem
+from tests.fitting.problems import DEFAULTS, N, problem
 
 TOLERANCE = 1e-9
 SOLVERS = ("dense", "kronecker", "diagonal")
@@ -43,9 +41,9 @@ def as_sparse(p, dtype=jnp.float64):
     return Data(rows, jnp.asarray(p.labels), jnp.asarray(p.weights, dtype))
 
 
-def run(solver="kronecker", p=PROBLEM, dtype=jnp.float64, start=None, schedule=None, **kwargs):
+def run(solver="kronecker", p=PROBLEM, dtype=jnp.float64, start=None, schedule=None, sizes=DEFAULTS, **kwargs):
     """A fit with a given solver, from parameters of zero; `schedule` has the fields that are not the usual ones."""
-    data = as_sparse(p, dtype) if solver == "diagonal" else p.data(dtype)
+    data = as_sparse(p, dtype) if solver == "diagonal" else p.data(dtype, sizes)
     start = np.zeros_like(p.params) if start is None else start
     schedule = Schedule(**{"dense_parameters": 256 if solver == "dense" else 0, **(schedule or {})})
     arguments = {"tolerance": TOLERANCE, "max_steps": 100, "schedule": schedule, **kwargs}
@@ -120,18 +118,11 @@ def test_callback_gets_every_entry_of_the_history():
     assert entries == fit.history
 
 
-def test_fit_in_blocks_is_that_in_one(monkeypatch, optimum):
-    """Compiled anew: programs keep the sizes of blocks."""
-    monkeypatch.setattr(design, "_BLOCK_INPUTS", 1)
-    monkeypatch.setattr(objective_module, "_HELD", 0)
-    try:
-        jax.clear_caches()
-        fit = run()
-        assert fit.result == Result.CONVERGED
-        assert_decreases(fit)
-        np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
-    finally:
-        jax.clear_caches()
+def test_fit_in_blocks_is_that_in_one(optimum):
+    fit = run(sizes=PassSizes(held=0, block_inputs=1))
+    assert fit.result == Result.CONVERGED
+    assert_decreases(fit)
+    np.testing.assert_allclose(fit.params, optimum, atol=1e-6)
 
 
 def test_first_phase_is_entered_in_the_history(with_first_phase, optimum):
@@ -243,6 +234,8 @@ def test_exact_block_is_made_when_steps_of_one_pass_were_many(blocks_made):
     assert run(max_steps=before).steps == before
     assert not blocks_made
     assert run().steps > before and len(blocks_made) == 1
+    # On all eigenvectors of inputs, which are few.
+    assert blocks_made[0][-1] == len(PROBLEM.l2)
     # Anew, as they grow older.
     blocks_made.clear()
     often = {"steps_per_look": 1, "steps_before_block": 1, "block_age": 2}
