@@ -10,6 +10,7 @@ longer than the bound of its own batch allows: along W - eta s that changes by -
 curvature, and does not rise up to eta = 2 g's / s'Bs. Steps on a batch can thus not diverge, whatever the factors are.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -44,10 +45,6 @@ _FIRST_RATE, _FLAT_STEPS, _POWER = 2.0, 50.0, 0.75
 
 # Of the mean label curvature.
 _DECAY = 0.9
-
-
-# Second moments of inputs are a matrix up to so many of them, and a sketch beyond.
-_MATRIX_LIMIT = 2000
 
 
 # They are factorised anew, or the sketch is turned, when their weight is so many times what it was.
@@ -89,12 +86,15 @@ class Stream(NamedTuple):
     steps: Int[Array, ""]
 
 
-def first_stream(params: Any) -> Stream:
-    """Before any example, from given parameters (n, e)."""
+def first_stream(params: Any, matrix_limit: int = 2000) -> Stream:
+    """Before any example, from given parameters (n, e).
+
+    Second moments of inputs are a matrix up to `matrix_limit` of them, and a sketch beyond.
+    """
     iterate = first_iterate(centred(jnp.asarray(params, jnp.float32)))
     n, e = iterate.params.shape
     zero, zeros = jnp.zeros((), jnp.float32), jnp.zeros(e, jnp.float32)
-    if e <= _MATRIX_LIMIT:
+    if e <= matrix_limit:
         moments = jnp.zeros((e, e), jnp.float32)
         factor = InputFactor(zeros, zeros, moments)
     else:
@@ -151,8 +151,9 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     examples = total**2 / jnp.sum(batch.weights**2)
     gamma = label_means.unlikeness(stream.labels.weights, of_batch.weights, examples)
     known = label_means.known_labels(stream.labels.weights, labels.weights, gamma)
-    batch = Data(design, batch.labels, batch.weights / total)
-    first = Data(Dense(design.x[:LABEL_EXAMPLES]), batch.labels[:LABEL_EXAMPLES], batch.weights[:LABEL_EXAMPLES])
+    batch = dataclasses.replace(batch, weights=batch.weights / total)
+    some = Dense(design.x[:LABEL_EXAMPLES]), batch.labels[:LABEL_EXAMPLES], batch.weights[:LABEL_EXAMPLES]
+    first = Data(*some, batch.sizes)
     new = label_curvature(first, stream.iterate.params)
     curvature = jnp.where(stream.steps == 0, new, _DECAY * stream.label_curvature + (1 - _DECAY) * new)
     steps = stream.steps + 1

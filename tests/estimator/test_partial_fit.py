@@ -1,5 +1,6 @@
 """Streams: one part of the data after the other, none of them kept."""
 
+import functools
 import pickle
 
 import numpy as np
@@ -8,9 +9,10 @@ import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 
-import qbound.fitting.stream as stream_module
+from qbound import estimator
 from qbound.estimator import LogisticRegression
 from qbound.fitting.moments import Sketch
+from qbound.fitting.stream import first_stream
 
 PARTS, SIZE = 5, 320
 L2 = 1e-3
@@ -28,6 +30,16 @@ def streamed(model, inputs, labels, passes, **arguments):
             part = slice(start, start + SIZE)
             model.partial_fit(inputs[part], labels[part], classes=np.arange(10), **arguments)
     return model
+
+
+@pytest.fixture
+def use_matrix_up_to(monkeypatch):
+    """Makes streams keep second moments as a matrix up to a number of columns, and as a sketch beyond."""
+
+    def use(limit):
+        monkeypatch.setattr(estimator, "first_stream", functools.partial(first_stream, matrix_limit=limit))
+
+    return use
 
 
 def objective(model, inputs, labels):
@@ -83,9 +95,9 @@ def test_weights_of_zero_leave_examples_out(digits):
 
 
 @pytest.mark.parametrize("limit", [10, 1000], ids=["sketch", "matrix"])
-def test_rows_of_no_weight_may_have_inputs_of_any_size(digits, limit, monkeypatch):
+def test_rows_of_no_weight_may_have_inputs_of_any_size(digits, limit, use_matrix_up_to):
     """They are beyond the range of float32, or their squares are."""
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+    use_matrix_up_to(limit)
     inputs, labels = digits[0][:SIZE], digits[1][:SIZE]
     weights = np.where(np.arange(SIZE) % 3 == 0, 0, 1)
     expected = None
@@ -97,8 +109,8 @@ def test_rows_of_no_weight_may_have_inputs_of_any_size(digits, limit, monkeypatc
         np.testing.assert_array_equal(model.coef_, expected)
 
 
-def test_many_columns_have_a_sketch(digits, monkeypatch):
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
+def test_many_columns_have_a_sketch(digits, use_matrix_up_to):
+    use_matrix_up_to(10)
     model = streamed(LogisticRegression(l2=L2, random_state=0), *digits, passes=10)
     moments = model._stream.moments
     assert isinstance(moments, Sketch) and moments.basis.shape == (65, 32)
@@ -157,8 +169,8 @@ def losses(model, x, labels, passes):
 @pytest.mark.parametrize("order", ["random", "label", "size"])
 @pytest.mark.parametrize("kind", ["dense", "counts"])
 @pytest.mark.parametrize("limit", [10, 2000], ids=["sketch", "matrix"])
-def test_stream_stays_below_the_zero_model(kind, order, limit, monkeypatch):
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+def test_stream_stays_below_the_zero_model(kind, order, limit, use_matrix_up_to):
+    use_matrix_up_to(limit)
     x, labels = hostile(kind, order)
     x = scipy.sparse.csr_matrix(x) if kind == "counts" else x
     after = losses(LogisticRegression(l2=1e-2, random_state=0), x, labels, passes=5)
@@ -166,8 +178,8 @@ def test_stream_stays_below_the_zero_model(kind, order, limit, monkeypatch):
     assert after[-1] < 0.6 * np.log(3)
 
 
-def test_wide_stream_comes_near_the_fit(monkeypatch):
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
+def test_wide_stream_comes_near_the_fit(use_matrix_up_to):
+    use_matrix_up_to(10)
     x, labels = hostile("counts", "random")
     streamed, fitted = LogisticRegression(l2=5e-2, random_state=0), LogisticRegression(l2=5e-2).fit(x, labels)
     losses(streamed, x, labels, passes=8)

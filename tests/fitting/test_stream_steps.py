@@ -22,15 +22,14 @@ def batch(x, labels):
 
 
 @pytest.mark.parametrize("limit", [2000, 10], ids=["matrix", "sketch"])
-def test_steps_are_those_of_the_formulas(limit, monkeypatch):
+def test_steps_are_those_of_the_formulas(limit):
     """On batches alike in labels, with the factor of inputs as it is.
 
     Inputs of the third are large, and labels of the sixth are others than before.
     """
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
     longest, part, rows = (2.0, 1.0, 64) if limit == 2000 else (1.0, 0.25, 512)
     rng = np.random.default_rng(0)
-    stream, kinds = first_stream(rng.normal(size=(N, D + 1)) + 3), set()
+    stream, kinds = first_stream(rng.normal(size=(N, D + 1)) + 3, limit), set()
     np.testing.assert_allclose(np.sum(stream.average, axis=0), 0, atol=1e-5)
     for t in range(1, 9):
         labels = rng.permutation(np.arange(rows) % N)
@@ -92,10 +91,9 @@ def test_moments_are_factorised_whenever_their_weight_has_doubled():
     assert weights == [1, 2, 2, 4, 4, 4, 4, 8, 8]
 
 
-def test_sketch_is_turned_whenever_its_weight_has_doubled(monkeypatch):
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", 10)
+def test_sketch_is_turned_whenever_its_weight_has_doubled():
     rng = np.random.default_rng(0)
-    stream, turns = first_stream(np.zeros((N, D + 1))), []
+    stream, turns = first_stream(np.zeros((N, D + 1)), 10), []
     for t in range(1, 10):
         labels = rng.permutation(np.arange(ROWS) % N)
         before, stream = stream, consume(stream, batch(rng.normal(size=(ROWS, D)), labels), jnp.asarray(L2))
@@ -105,11 +103,10 @@ def test_sketch_is_turned_whenever_its_weight_has_doubled(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [2000, 10], ids=["matrix", "sketch"])
-def test_batch_beyond_the_range_of_float32_leaves_the_stream_as_it_was(limit, monkeypatch):
-    monkeypatch.setattr(stream_module, "_MATRIX_LIMIT", limit)
+def test_batch_beyond_the_range_of_float32_leaves_the_stream_as_it_was(limit):
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(ROWS, D)), np.arange(ROWS) % N
-    stream = first_stream(np.zeros((N, D + 1)))
+    stream = first_stream(np.zeros((N, D + 1)), limit)
     for _ in range(2):
         stream = consume(stream, batch(x, labels), jnp.asarray(L2))
     # Its square overflows in the moments, which are not factorised now: the step is finite.
