@@ -22,7 +22,7 @@ from qbound.families.low_rank.bound import low_rank
 
 __all__ = ["compressed", "excess_trace", "problem"]
 
-# Frequent directions at k = 10 are so many times faster than the paper's, and at k = 50 so many times tighter.
+# Frequent directions are at least this many times faster than the paper's at k = 10, and tighter at k = 50.
 SPEED_LIMIT, TIGHTNESS_LIMIT = 50.0, 100.0
 BATCH, PART = 1000, 100
 

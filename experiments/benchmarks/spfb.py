@@ -83,9 +83,10 @@ CASES = [
         {"linear_logits": 4.0},
     ),
 ]  # fmt: skip
-# The cost at a thousand labels may be so many times that at ten.
+# The cost at a thousand labels may be this many times that at ten.
 LABELS_LIMIT = 1.5
-# The dense solver costs at least so many times as much as CG, whose peak memory is at most so many times that of SGD.
+# The dense solver costs at least this many times as much as CG, and the peak memory of CG is at most this many times
+# that of SGD.
 DENSE_LIMIT, MEMORY_LIMIT = 200.0, 4.0
 
 

@@ -35,11 +35,8 @@ __all__ = [
     "unlikeness",
 ]
 
-
 # The logit of a label that is left out.
 ABSENT = -1e30
-
-
 # At most this many logits of means at a time.
 _LOGITS = 2**20
 
@@ -68,7 +65,7 @@ def label_means(sums: Sums) -> LabelMeans:
 def unlikeness(before: Float[Array, " n"], batch: Float[Array, " n"], examples: Float[Array, ""]) -> Float[Array, ""]:
     """How far the label weights of a batch are from those before it, from 0 to 1; 0 before the first.
 
-    Half the sum of differences of frequencies, less what chance makes of a batch with so many examples.
+    Half the sum of differences of frequencies, less what chance makes of a batch with that many `examples`.
     """
     old, new = jnp.sum(before), jnp.sum(batch)
     known = (old > 0) & (new > 0)
@@ -89,7 +86,7 @@ def known_labels(before: Float[Array, " n"], now: Float[Array, " n"], gamma: Flo
 def gradient(
     of: LabelMeans, params: Float[Array, "n e"], known: Bool[Array, " n"], most_logits: int = _LOGITS
 ) -> Float[Array, "n e"]:
-    """sum_k f_k (p(x_k) - e_k) x_k'."""
+    """The gradient sum_k f_k (p(x_k) - e_k) x_k' of the loss of class means."""
 
     def of_some(labels, f, means):
         p = jax.nn.softmax(_logits(means, params, known), axis=0)
@@ -106,7 +103,7 @@ def curvature_along(
     direction: Float[Array, "n e"],
     most_logits: int = _LOGITS,
 ) -> Float[Array, ""]:
-    """d'Bd, with B the curvature of the bound."""
+    """The curvature d'Bd along a direction d, with B that of the bound."""
 
     def of_some(labels, f, means):
         del labels
@@ -116,7 +113,7 @@ def curvature_along(
 
 
 def bound_quadratics(h: Float[Array, "n b"], u: Float[Array, "n b"]) -> Float[Array, " b"]:
-    """Of each example u'Mu, with M the curvature of the bound; with many labels, Böhning's."""
+    """The quadratic u'Mu of each example, with M the curvature of the bound; with many labels, Böhning's."""
     if len(h) <= LABEL_LIMIT:
         return quadratics_by_label(h, u)
     return jnp.sum((u - jnp.mean(u, axis=0, keepdims=True)) ** 2, axis=0) / 2

@@ -20,15 +20,10 @@ from qbound.optimizers.kronecker_factors import input_scales
 
 __all__ = ["Sketch", "matrix_factor", "no_sketch", "sketch_factor", "turned", "with_rows"]
 
-
 # How many directions a sketch has, from how many rows of each batch it is, and how often the first turns its basis.
 _RANK, _ROWS, _TURNS = 32, 256, 2
-
-
 # A sketch of some rows may be above the squares of all: this part of them is left.
 _LEAST = 1e-3
-
-
 # Columns are measured against a typical one, which has this part at least of what a typical square belongs to.
 _TYPICAL = 0.01
 
@@ -111,7 +106,7 @@ def matrix_factor(moments: Float[Array, "e e"]) -> InputFactor:
 
 
 def _scales(squares: Float[Array, " e"]) -> Float[Array, " e"]:
-    """1/sqrt(m_i + typical m).
+    """The scales 1/sqrt(m_i + typical m).
 
     The typical one is the median, unless most columns are almost empty: it is no less than a part of the mean in which
     every column counts as much as it has. Of all columns alike, a mean would be tiny, and steps along the empty ones
@@ -126,7 +121,7 @@ def _scales(squares: Float[Array, " e"]) -> Float[Array, " e"]:
 
 
 def _root(sketch: Sketch) -> Float[Array, "e r"]:
-    """K."""
+    """The factor K of what the sketch knows."""
     q, y = sketch.basis, sketch.image
     products, grams = times(q.T, y), times(q.T, q)
     # As much as rounding may have taken: what is factorised is then positive definite.

@@ -28,11 +28,8 @@ __all__ = [
 ]
 
 
-# What the parameters of an estimator may be, checked when it is fitted and not before, as scikit-learn has it.
-
-
 class Rule(NamedTuple):
-    """In words, and as a test."""
+    """What a value may be, in words and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -46,7 +43,7 @@ def check_parameters(estimator: Any, rules: Mapping[str, Rule]) -> None:
 
 
 def number(words: str, holds: Callable[[Any], bool]) -> Rule:
-    """One that is a float, or can be made one, and no NaN."""
+    """A number that is a float, or can be made one, and no NaN."""
 
     def test(value: Any) -> bool:
         try:
@@ -58,7 +55,7 @@ def number(words: str, holds: Callable[[Any], bool]) -> Rule:
 
 
 def or_none(rule: Rule) -> Rule:
-    """None as well."""
+    """What the rule says, or None."""
     return Rule(f"{rule.words}, or None", lambda value: value is None or rule.holds(value))
 
 
@@ -85,17 +82,11 @@ def _is_seed(value: Any) -> bool:
 
 
 boolean = Rule("True or False", _is_boolean)
-
-
 verbosity = Rule(
     "True, False or a whole number from 0 on",
     lambda value: _is_boolean(value) or (isinstance(value, Integral) and int(value) >= 0),
 )
-
-
 seed = Rule("a whole number from 0 to 2^32 - 1, a numpy.random.RandomState or None", _is_seed)
-
-
 balance_or_dict = Rule(
     "a dict, 'balanced' or None",
     lambda value: value is None or isinstance(value, dict) or (isinstance(value, str) and value == "balanced"),

@@ -20,9 +20,8 @@ __all__ = ["PHASES", "LinearClassifier", "ProgressBar", "all_or_nothing"]
 
 # The names of phases for users, in `history_` and on the screen.
 PHASES = {Phase.START: "start", Phase.STOCHASTIC: "stochastic", Phase.QUASI_NEWTON: "quasi_newton", Phase.NEWTON: "mm"}
-
-
-# What a linear classifier does once it is fitted.
+# How many characters the bar has.
+_WIDTH = 24
 
 
 class LinearClassifier(ClassifierMixin):
@@ -72,12 +71,7 @@ class LinearClassifier(ClassifierMixin):
         return self
 
 
-# Methods that change an estimator completely or not at all.
-
-
 Estimator = TypeVar("Estimator")
-
-
 Arguments = ParamSpec("Arguments")
 
 
@@ -100,12 +94,6 @@ def all_or_nothing(
         return self
 
     return whole
-
-
-# What a fit shows while it runs, if that is wanted.
-
-
-_WIDTH = 24
 
 
 class ProgressBar:

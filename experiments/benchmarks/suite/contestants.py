@@ -66,7 +66,7 @@ def _scikit_learn(name: str) -> Contestant:
 # Those of ours that have a learning rate have the one their documentation gives, and four lengths of its schedule.
 # Peers that have one may choose from three, with each of the lengths.
 CONTESTANTS = {
-    # The fastest first: a run may take so many times as long as the best before it.
+    # The fastest first: a run has a limit, a multiple of the time of the best before it.
     "linear_fit": Contestant("qbound.linear.fit", True, "jax", "estimator:linear_fit"),
     "estimator": Contestant("qbound LogisticRegression", True, "jax", "estimator:estimator"),
     "kspfb": _optax("KSPFB", "kspfb", 2.0, ours=True, damping=2.0),

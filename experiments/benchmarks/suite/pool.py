@@ -49,7 +49,7 @@ class Pool:
         return Outcome.from_json(json.loads(line))
 
     def stop(self, environment: str | None = None) -> None:
-        """One worker, or all: their programs, of which a process can hold only so many, go with them."""
+        """One worker, or all: their programs, of which a process can hold a limited number, go with them."""
         for name in list(self._workers) if environment is None else [environment]:
             worker = self._workers.pop(name, None)
             if worker is not None:

@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """W after so many seconds of the method's own clock, and passes over the data.
+    """The parameters W after some seconds of the method's own clock, and some passes over the data.
 
     A pass is one product with X and one with its transpose. The clock stands still while a checkpoint is looked at. A
     `whole` fit has a clock of its own, which started at zero.

@@ -11,7 +11,7 @@ from experiments.benchmarks.suite.problem import Method, Problem, Ready
 
 __all__ = ["Outcome", "race", "time_to"]
 
-# An objective so many times that at the start is of a method that has diverged.
+# A method has diverged where the objective is this many times that at the start.
 DIVERGED = 1e3
 
 
@@ -61,7 +61,7 @@ def race(
       problem: what it is to minimise.
       setting: the numbers that are tuned.
       seed: of its batches.
-      spacing: a checkpoint is looked at if it comes so many times as late as the last that was.
+      spacing: a checkpoint is looked at if it comes this many times as late as the last that was.
       evaluate: from parameters, inputs, labels and l2 to the objective.
     """
     inputs = problem.inputs.astype(np.float64)

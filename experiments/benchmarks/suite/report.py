@@ -307,7 +307,7 @@ def _look(method: str) -> dict[str, Any]:
 
 
 def draw_profile(summary: dict[str, Any], output: str) -> Path:
-    """In how many cells a method is within so many times the fastest."""
+    """In how many cells a method is within a multiple of the time of the fastest."""
     # Where the start is good enough there is nothing to compare.
     times = [cell for cell in _heat_times(summary) if min(cell.values(), default=1.0) > 0]
     figure, axes = panels(1, 1, height=4.6)

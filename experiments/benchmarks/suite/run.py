@@ -5,7 +5,7 @@ penalty for each data set; with the others only the settings that were the faste
 where the best accuracy was reached. The final runs what was fastest in the heats to some target, of ours and of the
 peers, again, in turns: its times are those of the tables, and nobody is in them for a lucky run.
 
-No run takes longer than so many times what the best one before it took to the last target, in a final twice as long.
+No run takes longer than a multiple of what the best one before it took to the last target, in a final twice as long.
 Every run is a file, and what has one is not run again.
 """
 
@@ -33,9 +33,9 @@ from experiments.runs import environment, read_json, write_json
 __all__ = ["FULL", "QUICK", "Plan", "collect", "perform"]
 
 TUNING_PENALTY = 1e-4
-# Checkpoints that are looked at come so many times as late as those before.
+# Each checkpoint that is looked at comes at least this many times as late as the one before.
 HEAT_SPACING, FINAL_SPACING = 1.2, 1.05
-# Finals may take so many times as long as heats: what arrived in a heat is not to miss its final by a slow clock.
+# Finals may take this many times as long as heats: what arrived in a heat is not to miss its final by a slow clock.
 FINAL_LENIENCE = 2.0
 # A method may stop a little below the last target.
 GOAL = 0.98 * TARGETS[-1]
@@ -49,9 +49,9 @@ class Plan(Checked):
       data: names of data sets.
       methods: names of contestants.
       penalties: of the objective.
-      patience: a heat may take so many times as long as the best run before it took to the last target,
-      least_seconds: but so long at least,
-      most_seconds: and any run so long at most.
+      patience: a heat may take this many times as long as the best run before it took to the last target,
+      least_seconds: but at least this long,
+      most_seconds: and any run at most this long.
       turns: of a final.
       peers: how many of them, for each target, are in a final.
       settings: of a method, that are tried at most.
@@ -108,7 +108,7 @@ def _perform(plan: Plan, folder: Path, data_dir: str | None) -> Path:
         for name, rows in made.items():
             for l2 in sorted(plan.penalties, key=lambda l2: l2 != TUNING_PENALTY):
                 _Problem(plan, folder, rows, name, l2, pool, began).run()
-            # A process can hold only so many programs.
+            # A process can hold a limited number of programs.
             pool.stop()
             used = {CONTESTANTS[method].environment for method in plan.methods}
             write_json(folder / "summary.json", collect(plan, folder, pool.versions(used)))

@@ -44,7 +44,7 @@ def perform(request: dict[str, Any]) -> Outcome:
 
 
 def in_epochs(problem: Problem, setting: dict[str, Any]) -> dict[str, Any]:
-    """A schedule of so many steps on batches, in epochs of these data."""
+    """A schedule of a number of steps on batches, in epochs of these data."""
     if "steps" not in setting:
         return setting
     others = {name: value for name, value in setting.items() if name != "steps"}

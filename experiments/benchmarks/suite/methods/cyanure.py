@@ -39,7 +39,7 @@ def _ladder() -> Iterator[int]:
 
 
 def _fit(problem: Problem, setting: Mapping[str, Any], seed: int, epochs: int) -> tuple[float, np.ndarray]:
-    """Seconds and W (d, n) of one fit of so many epochs."""
+    """Seconds and W (d, n) of one fit with this many epochs."""
     # The library turns two classes into a model with one vector w, which is W = [-w/2, w/2]; then
     # l2/2 |W|^2 = l2/4 |w|^2, and its penalty is lambda_1/2 |w|^2. Its losses are means.
     binary = problem.classes == 2

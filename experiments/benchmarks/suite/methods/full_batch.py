@@ -71,7 +71,7 @@ class _Lbfgs(NamedTuple):
 
 
 def lbfgs(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
-    """optax.lbfgs with its line search, and a `memory` of so many steps."""
+    """optax.lbfgs with its line search, and a `memory` of as many steps."""
     del seed
     d, n, steps = problem.inputs.shape[1], problem.classes, _steps(problem)
     l2 = jnp.float32(problem.l2)

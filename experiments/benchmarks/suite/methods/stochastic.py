@@ -31,7 +31,7 @@ METHODS = {
 
 
 def run(problem: Problem, setting: Mapping[str, Any], seed: int) -> Iterator[Ready | Checkpoint]:
-    """By the method `name`, with a learning rate that falls from `rate` to 0 as a cosine, in so many `epochs`.
+    """By the method `name`, with a learning rate that falls from `rate` to 0 as a cosine, over this many `epochs`.
 
     With `relative`, the rate is in units of 1/L, with L a bound of the curvature.
     """
