@@ -24,7 +24,7 @@ from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.phases import Fitted, Progress, minimise
 from qbound.fitting.results import Result
 from qbound.fitting.stream import Stream, consume, first_stream, rescaled
-from qbound.models.inputs import Dense, Sparse
+from qbound.models.inputs import DenseInputs, SparseInputs
 from qbound.scikit_learn import arguments as parameters
 from qbound.scikit_learn.arguments import Weights, class_weights, equal_weights, sample_weights, weights_of
 from qbound.scikit_learn.classifier import PHASES, LinearClassifier, ProgressBar, all_or_nothing
@@ -32,12 +32,12 @@ from qbound.scikit_learn.threads import one_thread
 
 __all__ = ["LogisticRegression"]
 
-# Up to so many numbers, inputs are filled up with rows of weight 0 to one of few sizes: compiling takes longer than
+# Up to this many numbers, inputs are filled up with rows of weight 0 to one of few sizes: compiling takes longer than
 # fitting, and the folds of a cross-validation, or the parts of a learning curve, then share their programs.
 _PADDED_SIZE = 1 << 20
 # The most examples, numbers and logits in a batch of a stream.
 _STREAM_ROWS, _STREAM_NUMBERS, _STREAM_LOGITS = 1000, 1 << 25, 1 << 22
-# From so many columns on, factorisations take their time.
+# From this many columns on, factorisations take their time.
 _FACTORISED = 100
 _PARAMETERS = {
     "C": parameters.number("a number above 0", lambda value: value > 0),
@@ -286,7 +286,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
                 x = X[rows].toarray() if scipy.sparse.issparse(X) else X[rows]
                 x = _without_unused(x, weights[rows]).astype(np.float32)
                 x, y, w = _with_rows(_padded(len(rows)), x, labels[rows], weights[rows])
-                data = Data(Dense(jnp.asarray(x)), jnp.asarray(y), jnp.asarray(w))
+                data = Data(DenseInputs(jnp.asarray(x)), jnp.asarray(y), jnp.asarray(w))
                 penalty = self._penalty(self._l2(seen, self._stream_exponent), n, d, np.float32)
                 stream = consume(stream, data, jnp.asarray(penalty))
             # In NumPy, which can be pickled and read anywhere.
@@ -318,7 +318,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             # All at once: each transfer has its own overhead, as long as a step on small data.
             x, *rest = jax.device_put((None if is_sparse else X, labels, weights, penalty, start))
             labels, weights, penalty, start = rest
-            design = Sparse.from_csr(X, X.dtype) if is_sparse else Dense(x)
+            design = SparseInputs.from_csr(X, X.dtype) if is_sparse else DenseInputs(x)
             result = minimise(
                 LinearObjective(Data(design, labels, weights), penalty),
                 start,

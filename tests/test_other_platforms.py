@@ -25,7 +25,7 @@ from qbound.fitting.step import MMOptions
 from qbound.fitting.stochastic import first_iterate
 from qbound.fitting.stream import first_stream
 from qbound.fitting.stream import rescaled as rescaled_stream
-from qbound.models.inputs import Dense, Sparse
+from qbound.models.inputs import DenseInputs, SparseInputs
 from tests.lowering import PLATFORMS, faults, jitted_programs, module_faults, uses_of_jit
 
 pytestmark = pytest.mark.usefixtures("without_type_checks")
@@ -309,7 +309,7 @@ def objective_of(data: Data, l2: Any) -> LinearObjective:
 
 def dense_data(rows: int, columns: int, dtype: Any = jnp.float32) -> Data:
     def zeros():
-        design = Dense(jnp.zeros((rows, columns), dtype))
+        design = DenseInputs(jnp.zeros((rows, columns), dtype))
         return Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, dtype))
 
     return jax.eval_shape(zeros)
@@ -317,7 +317,7 @@ def dense_data(rows: int, columns: int, dtype: Any = jnp.float32) -> Data:
 
 def sparse_data(rows: int, columns: int) -> Data:
     # With more entries in every row and column than are summed at a time.
-    design = Sparse.from_csr(scipy.sparse.csr_array(np.ones((rows, columns))), np.float32)
+    design = SparseInputs.from_csr(scipy.sparse.csr_array(np.ones((rows, columns))), np.float32)
     return Data(design, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32))
 
 

@@ -18,7 +18,7 @@ from qbound.curvature.kronecker import (
 )
 from qbound.fitting.objective import Data, centred, contrasts, extended, hessian_of_loss, sample
 from qbound.linalg.dense import add_to_diagonal, times
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from qbound.types import Scalar
 
 __all__ = [
@@ -27,30 +27,26 @@ __all__ = [
     "exact_block",
     "input_factor",
     "label_factor",
-    "solve",
+    "kronecker_solve",
     "unknown_block",
 ]
 
-
-# Columns whose second moment is so many times the typical one are made smaller: float32 would not see the others.
+# Columns whose second moment is this many times the typical one are made smaller: float32 would not see the others.
 _LARGE = 100.0
-
-
-# Columns of which all rows have so many times the squares of some have those of all.
+# Where the squares of all rows are more than this many times those of some, they take their place.
 _RARE = 1.5
-
-
-# Of inputs, in units of the largest among some of the rows.
+# The largest square of an input, in units of the largest among some of the rows.
 _LARGEST_SQUARE = 1e20
-
-
-# The most rows of an exact block, and how many products with the Hessian it may cost; it is damped by this part of its
-# mean eigenvalue. There is none with more labels than this: it would have few inputs.
-_BLOCK_ROWS, _BLOCK_COST, _BLOCK_DAMPING, _BLOCK_LABELS = 1024, 10, 1e-6, 64
+# An exact block has at most this many rows, and costs at most this many products with the Hessian,
+_BLOCK_ROWS, _BLOCK_COST = 1024, 10
+# unless there are more labels than this: it would have few inputs, and there is none.
+_BLOCK_LABELS = 64
+# It is damped by this part of its mean eigenvalue.
+_BLOCK_DAMPING = 1e-6
 
 
 def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | None = None) -> InputFactor:
-    """From some of the rows; of so many eigenvectors if inputs are more than twice as many."""
+    """The factor of some of the rows; of `rank` eigenvectors if inputs are more than twice as many."""
     some_data = sample(data, rows, jnp.float32)
     x, w = extended(some_data.design, inputs), some_data.weights
     # Before products are taken, in which large columns would overflow. Written once: compilers would gather the rows
@@ -82,7 +78,7 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
 def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
     """The mean squares of inputs, in given units, of all rows."""
     w = data.weights.astype(jnp.float32)[:, None]
-    assert isinstance(data.design, Dense)
+    assert isinstance(data.design, DenseInputs)
     d = data.design.shape()[1]
     x = jnp.where(w > 0, data.design.x.astype(jnp.float32), 0) / units[None, :d]
     squares = jnp.sum(w * jnp.minimum(x**2, _LARGEST_SQUARE), axis=0)
@@ -90,12 +86,12 @@ def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:
 
 
 def label_factor(curvature: Float[Array, "..."]) -> LabelFactor:
-    """Of a matrix (n, n), or of a diagonal (n,), in float32."""
+    """The factor of a matrix (n, n), or of a diagonal (n,), in float32."""
     return factorised_labels(curvature.astype(jnp.float32))
 
 
 class ExactBlock(NamedTuple):
-    """F with F'F the inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels.
+    """A factor F with F'F the inverse of the Hessian on leading eigenvectors of inputs, times contrasts of labels.
 
     As a factor, what it gives is positive, whatever rounding has done. And whether it is known.
     """
@@ -115,7 +111,7 @@ def block_size(examples: int, rows: int, labels: int, inputs: int, rank: int) ->
 
 
 def unknown_block(labels: int, size: int) -> ExactBlock | None:
-    """One of the size that is given by `block_size`, which is not known yet; None for 0."""
+    """A block on `size` eigenvectors of inputs that is not known yet; None for 0."""
     c = (labels - 1) * size
     return ExactBlock(*jax.device_put((np.zeros((c, c), np.float32), np.array(False)))) if size else None
 
@@ -128,7 +124,7 @@ def exact_block(
     params: Float[Array, "n e"],
     size: int,
 ) -> ExactBlock | None:
-    """From some of the rows, on `size` eigenvectors of inputs; None for 0.
+    """The block of some of the rows, on `size` eigenvectors of inputs; None for 0.
 
     A Kronecker product takes the curvature of labels for the same whatever the inputs are. Where inputs are large and
     labels certain, the Hessian can be far smaller than that. Such directions are few, and lie here.
@@ -148,7 +144,7 @@ def exact_block(
     return ExactBlock(jnp.where(known, factor, jnp.zeros_like(factor)), known)
 
 
-def solve(
+def kronecker_solve(
     labels: LabelFactor,
     inputs: InputFactor,
     g: Float[Array, "n e"],
@@ -156,9 +152,9 @@ def solve(
     relative: Scalar,
     block: ExactBlock | None = None,
 ) -> Float[Array, "n e"]:
-    """(A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
+    """The solution (A (x) B + damping)^-1 g, where damping is l2, and a relative part in mean eigenvalues of A (x) B.
 
-    With an exact `block` that is known, that on its part of the space.
+    With an exact `block` that is known, it is that of the block on its part of the space.
     """
     damping = l2.astype(jnp.float32) + relative * labels.mean_value() * inputs.mean_value()
     # Of size 1, since float32 has a smaller range than g may have.

@@ -17,7 +17,7 @@ from qbound.fitting.results import FitInfo, MMInfo, Phase, Result, raise_unless_
 from qbound.fitting.run import check_arrays, checked_function, checked_params, run
 from qbound.fitting.step import is_regulariser, l2_of_leaves
 from qbound.models.base import full_weights
-from qbound.models.inputs import Dense, Design, Sparse
+from qbound.models.inputs import DenseInputs, Design, SparseInputs
 from qbound.models.linear import is_linear_logits, linear_logits, logits_shape
 from qbound.types import Scalar
 
@@ -90,7 +90,7 @@ def fit(
         raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1; got {seed!r}")
     if callback is not None:
         checks.function("callback", callback)
-    is_sparse = isinstance(inputs, Sparse) or hasattr(inputs, "tocsr")
+    is_sparse = isinstance(inputs, SparseInputs) or hasattr(inputs, "tocsr")
     check_arrays(None if is_sparse else inputs, labels, l2, example_weights)
     # Under `jax.jit` a new array is traced, whatever was given.
     arrays = (jnp.zeros(()), params, None if is_sparse else inputs, labels, l2, example_weights)
@@ -176,7 +176,7 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
 
 def _logits_shape(params, inputs) -> tuple[int, ...]:
     """The shape (..., n) of the logits, after the checks of `linear_logits`."""
-    if isinstance(inputs, Sparse):
+    if isinstance(inputs, SparseInputs):
         inputs = jax.ShapeDtypeStruct(inputs.shape(), jnp.float32)
     elif hasattr(inputs, "tocsr"):
         if inputs.dtype.kind not in "biuf":
@@ -187,7 +187,7 @@ def _logits_shape(params, inputs) -> tuple[int, ...]:
 
 def _design(inputs, dtype, counts: np.ndarray) -> Design:
     """Inputs as a design, where examples that do not count are 0."""
-    if isinstance(inputs, Sparse):
+    if isinstance(inputs, SparseInputs):
         return inputs
     if hasattr(inputs, "tocsr"):
         rows = inputs.tocsr()
@@ -195,10 +195,10 @@ def _design(inputs, dtype, counts: np.ndarray) -> Design:
             # A copy: the matrix belongs to the caller.
             rows = rows.copy()
             rows.data[np.repeat(~counts, np.diff(rows.indptr))] = 0
-        return Sparse.from_csr(rows, dtype)
+        return SparseInputs.from_csr(rows, dtype)
     x = jnp.asarray(inputs)
     x = x.reshape(-1, x.shape[-1]).astype(dtype)
-    return Dense(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))
+    return DenseInputs(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))
 
 
 def _weights_first(*trees: Any) -> list[tuple]:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from qbound import compiler
 from qbound.curvature.kronecker import InputFactor
-from qbound.fitting.factors import ExactBlock, label_factor, solve
+from qbound.fitting.factors import ExactBlock, kronecker_solve, label_factor
 from qbound.fitting.line import step_length
 from qbound.fitting.objective import LinearObjective, LinearPoint, centred, contrasts, sample
 from qbound.fitting.step import descent_direction, forcing_tolerance
@@ -82,7 +82,7 @@ def newton_step(
 
     def step():
         cg_tolerance = forcing_tolerance(point.gradient_norm, first_norm, tolerance, _LOOSEST)
-        s, cg_steps = _direction(objective, point, inputs, block, cg_tolerance, solver)
+        s, cg_steps = newton_direction(objective, point, inputs, block, cg_tolerance, solver)
         line = objective.line(point, s)
         one = jnp.ones_like(zero)
         step = step_length(line, is_local=True, search=True, eta=one)
@@ -116,7 +116,7 @@ def newton_on_sample(
 
     def step(carry):
         steps, point, _, _ = carry
-        s, _ = _direction(on_sample, point, None, None, tolerance, "dense")
+        s, _ = newton_direction(on_sample, point, None, None, tolerance, "dense")
         length = on_sample.line(point, s).search(jnp.ones_like(point.objective))
         new = on_sample.evaluate(point.params - length * s)
         return steps + 1, new, point.params, new.objective < point.objective
@@ -127,7 +127,7 @@ def newton_on_sample(
     return jnp.where(falls, last.params, before), steps
 
 
-def _direction(
+def newton_direction(
     objective: LinearObjective, point: LinearPoint, inputs, block, cg_tolerance, solver: NewtonSolver
 ) -> tuple[Array, Array]:
     """An approximate solution of H s = g along which the objective falls, and the iterations of CG."""
@@ -141,7 +141,7 @@ def _direction(
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
+            return kronecker_solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
     else:
         scale = objective.hessian_diagonal(point.params)
         scale = 1 / jnp.where(scale > 0, scale, 1)

@@ -21,7 +21,7 @@ from qbound.families.base import LineRows
 from qbound.families.softmax import Softmax
 from qbound.fitting.line import Line, make_line
 from qbound.linalg.dense import times
-from qbound.models.inputs import Dense, Design
+from qbound.models.inputs import DenseInputs, Design
 from qbound.records import record, static
 
 __all__ = [
@@ -92,13 +92,13 @@ class Data:
     sizes: PassSizes = static(default=PassSizes())
 
     def logits(self, v: Float[Array, "n e"]) -> Float[Array, "n b"]:
-        """V X'."""
+        """The logits V X'."""
         d = self.design.shape()[1]
         logits = self.design.forward(v[:, :d])
         return logits if v.shape[1] == d else logits + v[:, d, None]
 
     def pull_back(self, rows: Float[Array, "n b"], inputs: int) -> Float[Array, "n e"]:
-        """R diag(w) X, for e inputs."""
+        """The product R diag(w) X, for e inputs."""
         w = self.weights[None, :]
         rows = jnp.where(w == 0, 0, w * rows)
         product = self.design.transpose(rows)
@@ -118,12 +118,12 @@ class Data:
 
 def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
     """Some of the rows of dense inputs, with weights that sum to 1 again; inputs of weight 0 become 0."""
-    if not isinstance(data.design, Dense):
-        raise TypeError(f"data: expected Dense inputs; got {type(data.design).__name__}")
+    if not isinstance(data.design, DenseInputs):
+        raise TypeError(f"data: expected DenseInputs; got {type(data.design).__name__}")
     weights = data.weights[rows].astype(dtype)
     total = jnp.sum(weights)
     x = jnp.where(weights[:, None] > 0, data.design.x[rows].astype(dtype), 0)
-    return Data(Dense(x), data.labels[rows], weights / jnp.where(total > 0, total, 1), data.sizes)
+    return Data(DenseInputs(x), data.labels[rows], weights / jnp.where(total > 0, total, 1), data.sizes)
 
 
 def fold(
@@ -174,7 +174,7 @@ class LinearPoint(NamedTuple):
 
 @record
 class LinearObjective:
-    """L for given data and l2, and how the size of its gradient is measured."""
+    """The objective L for given data and l2, and how the size of its gradient is measured."""
 
     data: Data
     l2: Float[Array, " e"]
@@ -352,12 +352,12 @@ def _label_curvature(
 
 
 def one_hot(labels: Int[Array, " b"], n: int, dtype: Any) -> Float[Array, "n b"]:
-    """1 at the label of each example."""
+    """Columns with a 1 at the label of each example, and 0 elsewhere."""
     return (jnp.arange(n, dtype=labels.dtype)[:, None] == labels[None, :]).astype(dtype)
 
 
 def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
-    """Without the part that is the same for all labels, on which no probability depends."""
+    """A matrix without the part that is the same for all labels, on which no probability depends."""
     return v - jnp.mean(v, axis=0, keepdims=True)
 
 
@@ -396,8 +396,8 @@ def hessian_of_loss(
 
 def extended(design: Design, inputs: int) -> Float[Array, "b e"]:
     """The inputs as an array, with a 1 at the end of each if there is an intercept."""
-    if not isinstance(design, Dense):
-        raise TypeError(f"design: expected Dense inputs; got {type(design).__name__}")
+    if not isinstance(design, DenseInputs):
+        raise TypeError(f"design: expected DenseInputs; got {type(design).__name__}")
     x = design.x
     return x if inputs == x.shape[1] else jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], axis=1)
 

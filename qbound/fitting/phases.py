@@ -20,7 +20,7 @@ from qbound.fitting.quasi_newton import LbfgsMemory, empty_memory, lbfgs_steps
 from qbound.fitting.results import Certificate, Phase, Result
 from qbound.fitting.step import has_gained
 from qbound.fitting.stochastic import LABEL_LIMIT, epoch, first_iterate
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 
 __all__ = ["Fitted", "Progress", "Schedule", "minimise"]
 
@@ -44,7 +44,7 @@ class Schedule:
       first_rate: its first learning rate, which decays to 0.
       quick_rank: its factor of inputs has this many eigenvectors,
       quick_rows: from this many rows: the factor of later steps takes longer than an epoch.
-      sample_part: with few parameters the stochastic phase is Newton's method on a sample of the rows, one in so many,
+      sample_part: with few parameters the stochastic phase is Newton's method on a sample, one in this many rows,
       sample_most: but no more rows than this,
       sample_least: and no fewer than this,
       sample_rows_per_parameter: and no fewer than this for each free parameter; it must be a quarter of all at most.
@@ -95,7 +95,7 @@ class Schedule:
     def solver(self, objective: LinearObjective, labels: int) -> NewtonSolver:
         """How Newton's system is solved."""
         e, b = objective.l2.size, objective.data.labels.size
-        if not isinstance(objective.data.design, Dense):
+        if not isinstance(objective.data.design, DenseInputs):
             return "diagonal"
         if (labels - 1) * e <= self.dense_parameters and labels <= self.dense_labels:
             return "dense"

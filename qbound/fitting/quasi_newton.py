@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import compiler
 from qbound.curvature.kronecker import InputFactor
-from qbound.fitting.factors import ExactBlock, label_factor, solve
+from qbound.fitting.factors import ExactBlock, kronecker_solve, label_factor
 from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.step import has_gained, rounding_of
 from qbound.linalg.dense import times
@@ -117,7 +117,7 @@ def lbfgs_steps(
         labels = label_factor(point.label_curvature)
 
         def precondition(r):
-            return solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
+            return kronecker_solve(labels, inputs, r, jnp.max(objective.l2), _RELATIVE_DAMPING, block)
 
         s = lbfgs_direction(at.memory, point.gradient, precondition)
         new, is_taken = _search(objective, point, s)

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 from qbound import compiler
 from qbound.curvature.kronecker import InputFactor, LabelFactor
 from qbound.families.softmax import Softmax
-from qbound.fitting.factors import label_factor, solve
+from qbound.fitting.factors import kronecker_solve, label_factor
 from qbound.fitting.objective import Data, centred, one_hot
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from qbound.optimizers.kronecker_factors import mean_label_curvature
 from qbound.optimizers.kspfb import (
     LABEL_EXAMPLES,
@@ -103,16 +103,16 @@ def kspfb_step(
     """After one step, for the gradient of the mean loss without its penalty."""
     l2 = l2.astype(jnp.float32)
     g = centred(gradient) + l2[None, :] * iterate.params
-    s = solve(labels, inputs, g, jnp.max(l2), relative)
+    s = kronecker_solve(labels, inputs, g, jnp.max(l2), relative)
     mean, directions = mean_direction(iterate.directions, s, MOMENTUM, False)
     assert directions is not None
     return Iterate(iterate.params - rate * mean, directions)
 
 
 def _batch(data: Data, rows) -> Data:
-    assert isinstance(data.design, Dense)
+    assert isinstance(data.design, DenseInputs)
     weights = jnp.where(rows < 0, 0, data.weights[rows]).astype(jnp.float32)
-    return Data(Dense(data.design.x[rows].astype(jnp.float32)), data.labels[rows], weights, data.sizes)
+    return Data(DenseInputs(data.design.x[rows].astype(jnp.float32)), data.labels[rows], weights, data.sizes)
 
 
 def label_curvature(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "..."]:

@@ -20,13 +20,13 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import compiler
 from qbound.curvature.kronecker import InputFactor
 from qbound.fitting import label_means
-from qbound.fitting.factors import label_factor, solve
+from qbound.fitting.factors import kronecker_solve, label_factor
 from qbound.fitting.label_means import Sums, bound_quadratics
 from qbound.fitting.moments import Sketch, matrix_factor, no_sketch, sketch_factor, turned, with_rows
 from qbound.fitting.objective import Data, centred, extended, one_hot
 from qbound.fitting.stochastic import Iterate, first_iterate, label_curvature
 from qbound.linalg.dense import times
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from qbound.optimizers.kspfb import (
     LABEL_EXAMPLES,
     MOMENTUM,
@@ -38,24 +38,15 @@ from qbound.optimizers.kspfb import (
 
 __all__ = ["Stream", "consume", "first_stream", "rescaled"]
 
-
 # The learning rate: at first, after how many steps it begins to fall, and with which power of their number.
 _FIRST_RATE, _FLAT_STEPS, _POWER = 2.0, 50.0, 0.75
-
-
-# Of the mean label curvature.
+# How much of the mean label curvature a step keeps.
 _DECAY = 0.9
-
-
-# They are factorised anew, or the sketch is turned, when their weight is so many times what it was.
+# Second moments are factorised anew, or their sketch is turned, when their weight is this many times what it was.
 _GROWTH = 2.0
-
-
 # The longest step, in units of that to the least value of the bound of its batch, with a matrix and with a sketch. With
 # more columns than rows a batch tells less of the others.
 _LIMIT, _SKETCH_LIMIT = 2.0, 1.0
-
-
 # In a sketch what is not among its directions has a mean eigenvalue of 1, and needs less damping.
 _SKETCH_DAMPING = 0.25
 
@@ -101,7 +92,7 @@ def first_stream(params: Any, matrix_limit: int = 2000) -> Stream:
         moments = no_sketch(e)
         r = moments.basis.shape[1]
         factor = InputFactor(zeros, jnp.zeros(r, jnp.float32), moments.basis, zero)
-    empty = Data(Dense(jnp.zeros((1, e), jnp.float32)), jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.float32))
+    empty = Data(DenseInputs(jnp.zeros((1, e), jnp.float32)), jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.float32))
     with compiler.compiled_here():
         curvature = jax.eval_shape(label_curvature, empty, iterate.params)
     return Stream(
@@ -139,7 +130,7 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     """One step on a batch of float32 inputs in random order; rows of weight 0 do not count."""
     n, e = stream.average.shape
     design = batch.design
-    assert isinstance(design, Dense)
+    assert isinstance(design, DenseInputs)
     x = extended(design, e)
     total = jnp.sum(batch.weights)
     weight = stream.weight + total
@@ -152,7 +143,7 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
     gamma = label_means.unlikeness(stream.labels.weights, of_batch.weights, examples)
     known = label_means.known_labels(stream.labels.weights, labels.weights, gamma)
     batch = dataclasses.replace(batch, weights=batch.weights / total)
-    some = Dense(design.x[:LABEL_EXAMPLES]), batch.labels[:LABEL_EXAMPLES], batch.weights[:LABEL_EXAMPLES]
+    some = DenseInputs(design.x[:LABEL_EXAMPLES]), batch.labels[:LABEL_EXAMPLES], batch.weights[:LABEL_EXAMPLES]
     first = Data(*some, batch.sizes)
     new = label_curvature(first, stream.iterate.params)
     curvature = jnp.where(stream.steps == 0, new, _DECAY * stream.label_curvature + (1 - _DECAY) * new)
@@ -169,7 +160,7 @@ def consume(stream: Stream, batch: Data, l2: Float[Array, " e"]) -> Stream:
 
     logits = jnp.where(known[:, None], batch.logits(stream.iterate.params), label_means.ABSENT)
     g = _gradient(task, stream.iterate.params, logits)
-    s = _of_known(solve(label_factor(curvature), factor, g, jnp.max(task.l2), relative), known)
+    s = _of_known(kronecker_solve(label_factor(curvature), factor, g, jnp.max(task.l2), relative), known)
     iterate = _step_within_bound(task, stream.iterate, logits, g, s, rate, longest)
     share = 9 / (count + 8)
     average = (1 - share) * stream.average + share * iterate.params
@@ -217,7 +208,7 @@ def _gradient(task: _Task, params: Float[Array, "n e"], logits: Float[Array, "n 
 
 
 def _of_known(v: Float[Array, "n e"], known: Bool[Array, " n"]) -> Float[Array, "n e"]:
-    """For labels in the model, without what is the same for all of them; 0 for others."""
+    """A direction for labels in the model, without what is the same for all of them; 0 for others."""
     keep = known.astype(v.dtype)[:, None]
     return keep * (v - jnp.sum(keep * v, axis=0, keepdims=True) / jnp.maximum(jnp.sum(keep), 1))
 

@@ -11,11 +11,12 @@ from jaxtyping import Array, Float, Int
 from qbound.linalg.dense import times
 from qbound.records import record, static
 
-__all__ = ["Dense", "Design", "Sparse"]
-
+__all__ = ["DenseInputs", "Design", "SparseInputs"]
 
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
+# How many entries a chunk of sparse inputs has.
+_WIDTH = 16
 
 
 class Design(abc.ABC):
@@ -23,15 +24,15 @@ class Design(abc.ABC):
 
     @abc.abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(b, d)."""
+        """The numbers (b, d) of examples and inputs."""
 
     @abc.abstractmethod
     def forward(self, v: Float[Array, "n d"]) -> Float[Array, "n b"]:
-        """V X'."""
+        """The product V X'."""
 
     @abc.abstractmethod
     def transpose(self, r: Float[Array, "n b"]) -> Float[Array, "n d"]:
-        """R X."""
+        """The product R X."""
 
     @abc.abstractmethod
     def residuals(
@@ -41,11 +42,11 @@ class Design(abc.ABC):
         rest: Float[Array, " b"],
         labels: Int[Array, " b"],
     ) -> Float[Array, "n d"]:
-        """R diag(w) X, with R the others, which are 0 at the label of each row, and minus the rest there."""
+        """The product R diag(w) X, with R the `others`, 0 at the label of each row, and minus the `rest` there."""
 
     @abc.abstractmethod
     def squared(self) -> "Design":
-        """The squares of its entries."""
+        """A matrix of the squares of its entries."""
 
     @abc.abstractmethod
     def block_size(self, rows: int, least_rows: int, inputs: int, few_blocks: int) -> int:
@@ -56,13 +57,13 @@ class Design(abc.ABC):
 
     @abc.abstractmethod
     def block(self, start: Int[Array, ""], size: int) -> "Design":
-        """`size` rows from `start` on; b of them are all."""
+        """The `size` rows from `start` on; b of them are all."""
 
 
 @final
 @record
-class Dense(Design):
-    """X as an array."""
+class DenseInputs(Design):
+    """A matrix X as an array."""
 
     x: Float[Array, "b d"]
 
@@ -85,7 +86,7 @@ class Dense(Design):
         return times(others, weighted) - jax.ops.segment_sum(rest[:, None] * weighted, labels, len(others))
 
     def squared(self):
-        return Dense(self.x**2)
+        return DenseInputs(self.x**2)
 
     def block_size(self, rows, least_rows, inputs, few_blocks):
         b, d = self.shape()
@@ -94,18 +95,9 @@ class Dense(Design):
 
     def block(self, start, size):
         b, d = self.shape()
-        return self if size == b else Dense(jax.lax.dynamic_slice(self.x, (start, jnp.zeros_like(start)), (size, d)))
-
-
-# Sparse inputs, multiplied by gathers alone.
-#
-# A row of a product with a sparse matrix is a sum over the entries of a row, and rows have different lengths. Here
-# every row is cut into chunks of a fixed width, filled up with zeros; the sums of chunks are summed again in the same
-# way until each row has one. That is a few gathers of regular shape, on any device, where sums over ragged rows would
-# be scattered one entry at a time. The transposed product has chunks of its own, made from columns.
-
-
-_WIDTH = 16
+        if size == b:
+            return self
+        return DenseInputs(jax.lax.dynamic_slice(self.x, (start, jnp.zeros_like(start)), (size, d)))
 
 
 @record
@@ -124,8 +116,14 @@ class Level:
 
 @final
 @record
-class Sparse(Design):
-    """X (b, d) by its entries, as sums for its rows and for its columns."""
+class SparseInputs(Design):
+    """A matrix X (b, d) by its entries, multiplied by gathers alone.
+
+    A row of a product with a sparse matrix is a sum over the entries of a row, and rows have different lengths. Here
+    every row is cut into chunks of a fixed width, filled up with zeros; the sums of chunks are summed again in the same
+    way until each row has one. That is a few gathers of regular shape, on any device, where sums over ragged rows would
+    be scattered one entry at a time. The transposed product has chunks of its own, made from columns.
+    """
 
     by_row: tuple[Level, ...]
     by_column: tuple[Level, ...]
@@ -133,7 +131,7 @@ class Sparse(Design):
     columns: int = static()
 
     @classmethod
-    def from_csr(cls, matrix: Any, dtype: Any) -> "Sparse":
+    def from_csr(cls, matrix: Any, dtype: Any) -> "SparseInputs":
         """From a SciPy matrix or array in the format CSR, whose entries need not be in order."""
         transposed = matrix.T.tocsr()
         by_row, by_column = (_levels(part.indptr, part.indices, part.data, dtype) for part in (matrix, transposed))
@@ -158,7 +156,7 @@ class Sparse(Design):
             first, *rest = levels
             return Level(first.indices, first.values**2), *rest
 
-        return Sparse(first_squared(self.by_row), first_squared(self.by_column), self.rows, self.columns)
+        return SparseInputs(first_squared(self.by_row), first_squared(self.by_column), self.rows, self.columns)
 
     def block_size(self, rows, least_rows, inputs, few_blocks):
         return self.rows

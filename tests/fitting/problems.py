@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qbound.fitting.objective import Data, LinearObjective, PassSizes
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from tests import reference
 
 # More than two of the smallest blocks, of 64 rows, and not a multiple of them.
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 
     def data(self, dtype=jnp.float64, sizes=DEFAULTS):
         arrays = jnp.asarray(self.labels), jnp.asarray(self.weights, dtype)
-        return Data(Dense(jnp.asarray(self.x, dtype)), *arrays, sizes)
+        return Data(DenseInputs(jnp.asarray(self.x, dtype)), *arrays, sizes)
 
     def arrays(self, dtype=jnp.float64, sizes=DEFAULTS):
         """As the functions of the package take them: data, l2, params."""

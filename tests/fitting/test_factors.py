@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qbound.curvature.kronecker import InputFactor
-from qbound.fitting.factors import block_size, exact_block, input_factor, label_factor, solve, unknown_block
+from qbound.fitting.factors import block_size, exact_block, input_factor, kronecker_solve, label_factor, unknown_block
 from qbound.fitting.objective import Data, LinearObjective
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from tests import reference
 from tests.fitting.problems import B, problem
 
@@ -30,7 +30,7 @@ def example(seed=0, b=40, sizes=1.0):
 
 def factor_of(x, weights, rows, rank=None):
     weights = weights / max(weights.sum(), 1e-30)
-    data = Data(Dense(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights))
+    data = Data(DenseInputs(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights))
     return jax.jit(input_factor, static_argnums=(2, 3))(data, jnp.asarray(rows), E, rank)
 
 
@@ -103,7 +103,7 @@ def test_solution_is_that_of_the_dense_system(labels_are_diagonal, inputs):
     b = dense(factor)
     labels = label_factor(jnp.asarray(np.diag(a) if labels_are_diagonal else a))
     g = np.random.default_rng(3).normal(size=(N, E))
-    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE)
+    found = kronecker_solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE)
     damping = L2 + RELATIVE * np.trace(a) / N * np.trace(b) / E
     scales = np.asarray(factor.scales)
     s = np.linalg.solve(np.kron(a, b) + damping * np.eye(N * E), (g * scales).ravel()).reshape(N, E) * scales
@@ -118,15 +118,15 @@ def test_solution_is_linear_beyond_the_range_of_float32(size):
     x, weights, rows = example()
     factor, labels = factor_of(x, weights, rows), label_factor(jnp.asarray(label_curvature()))
     g = jnp.asarray(np.random.default_rng(3).normal(size=(N, E)))
-    expected = solve(labels, factor, g, jnp.asarray(L2), RELATIVE)
-    found = solve(labels, factor, size * g, jnp.asarray(L2), RELATIVE)
+    expected = kronecker_solve(labels, factor, g, jnp.asarray(L2), RELATIVE)
+    found = kronecker_solve(labels, factor, size * g, jnp.asarray(L2), RELATIVE)
     np.testing.assert_allclose(found / size, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_factor_of_some_rows_needs_no_intercept():
     """The squares of all rows are then of the columns alone."""
     x, weights, rows = example()
-    data = Data(Dense(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights / weights.sum()))
+    data = Data(DenseInputs(jnp.asarray(x)), jnp.zeros(len(x), jnp.int32), jnp.asarray(weights / weights.sum()))
     factor = input_factor(data, jnp.asarray(rows), E - 1)
     some = weights[rows] / weights[rows].sum()
     scaled = x[rows] * np.asarray(factor.scales)
@@ -139,7 +139,9 @@ def test_solution_has_its_digits_for_a_small_gradient_of_one_sign():
     factor, labels = factor_of(x, weights, rows), label_factor(jnp.asarray(label_curvature()))
     g = -np.abs(np.random.default_rng(4).normal(size=(N, E)))
     g[0, 0] = 0
-    expected, found = (solve(labels, factor, jnp.asarray(size * g), jnp.asarray(L2), RELATIVE) for size in (1.0, 1e-60))
+    expected, found = (
+        kronecker_solve(labels, factor, jnp.asarray(size * g), jnp.asarray(L2), RELATIVE) for size in (1.0, 1e-60)
+    )
     np.testing.assert_allclose(1e60 * found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -156,7 +158,7 @@ def test_columns_of_all_sizes_have_a_finite_factor():
     labels = label_factor(jnp.asarray(label_curvature()))
     g = np.random.default_rng(3).normal(size=(N, E)) * np.append(sizes, 1.0)
     g = jnp.asarray(g - g.mean(0))
-    s = solve(labels, factor, g, jnp.asarray(1e-6), 0.01)
+    s = kronecker_solve(labels, factor, g, jnp.asarray(1e-6), 0.01)
     assert np.all(np.isfinite(s)) and np.sum(g * s) > 0
 
 
@@ -176,7 +178,9 @@ def test_factor_of_nothing_is_finite(weights):
     for leaf in jax.tree.leaves(factor):
         assert np.all(np.isfinite(leaf))
     g = jnp.asarray(np.random.default_rng(3).normal(size=(N, E)))
-    assert np.all(np.isfinite(solve(label_factor(jnp.asarray(label_curvature())), factor, g, jnp.asarray(L2), 0.1)))
+    assert np.all(
+        np.isfinite(kronecker_solve(label_factor(jnp.asarray(label_curvature())), factor, g, jnp.asarray(L2), 0.1))
+    )
 
 
 def factor_and_block(p, rows, size=E, rank=None):
@@ -206,9 +210,9 @@ def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_o
     assert len(block.factor) == 2 * (N - 1) and (factor.rest is None) == (rank is None)
     labels = label_factor(jnp.asarray(label_curvature()))
     g = np.random.default_rng(3).normal(size=(N, E))
-    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, block)
+    found = kronecker_solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, block)
     scales, leading = np.asarray(factor.scales), np.asarray(factor.vectors)[:, -2:]
-    without = np.asarray(solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE))
+    without = np.asarray(kronecker_solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE))
     q = reference.contrasts(N)
     solved = np.asarray(block.factor.T @ block.factor) @ (q.T @ (g * scales) @ leading).ravel()
     # Along the leading eigenvectors of inputs that, and nothing else is changed.
@@ -217,7 +221,7 @@ def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_o
     np.testing.assert_allclose(found, expected - expected.mean(0), rtol=1e-3, atol=1e-4 * np.max(np.abs(expected)))
     unknown = unknown_block(N, 2)
     assert unknown.factor.shape == block.factor.shape
-    found = solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
+    found = kronecker_solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, unknown)
     np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-6)
 
 
@@ -272,7 +276,7 @@ def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs
     weights, l2 = np.full(400, 1 / 400), np.full(d, 1e-3)
     params = reference.linear_optimum(x, labels, weights, l2, n)
     hessian = reference.linear_model(x, labels, weights, l2, params)[2]
-    data = Data(Dense(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
+    data = Data(DenseInputs(jnp.asarray(x)), jnp.asarray(labels), jnp.asarray(weights))
     rows = jnp.arange(400, dtype=jnp.int32)
     factor = jax.jit(input_factor, static_argnums=2)(data, rows, d)
     block = jax.jit(exact_block, static_argnums=5)(data, rows, factor, jnp.asarray(l2), jnp.asarray(params), 4)
@@ -282,7 +286,7 @@ def test_exact_block_mends_the_product_where_labels_are_certain_for_large_inputs
 
     def condition(block):
         def column(v):
-            return solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, block).ravel()
+            return kronecker_solve(curvature, factor, v.reshape(n, d), jnp.asarray(1e-3), 0.01, block).ravel()
 
         inverse = np.asarray(jax.jit(jax.vmap(column))(jnp.eye(n * d)))
         values = np.linalg.eigvals((contrasts.T @ inverse @ contrasts) @ (contrasts.T @ hessian @ contrasts)).real

@@ -8,7 +8,7 @@ from qbound.fitting.factors import InputFactor
 from qbound.fitting.newton import newton_step
 from qbound.fitting.objective import Data, LinearObjective, PassSizes
 from qbound.fitting.stream import consume, first_stream
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 
 B, N, D = 50_000, 10_000, 128
 E = D + 1
@@ -24,12 +24,12 @@ def like(example, *arrays):
 
 
 def data(rows):
-    example = Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1))
+    example = Data(DenseInputs(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1))
     return like(example, array(rows, D), array(rows, dtype=jnp.int32), array(rows))
 
 
 OBJECTIVE = like(
-    LinearObjective(Data(Dense(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.zeros(1)),
+    LinearObjective(Data(DenseInputs(jnp.zeros((1, 1))), jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.zeros(1)),
     *jax.tree.leaves(data(B)),
     array(E),
 )

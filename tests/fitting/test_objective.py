@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 from qbound.fitting.objective import Data, LinearObjective, PassSizes, contrasts, extended, fold, sample
-from qbound.models.inputs import Dense, Sparse
+from qbound.models.inputs import DenseInputs, SparseInputs
 from tests import reference
 from tests.fitting.problems import B, N, problem
 
@@ -126,7 +126,7 @@ def test_every_row_counts_once_in_blocks(sizes):
 @pytest.mark.parametrize(("labels", "inputs", "rows"), [(10, 20, 500), (5000, 20, 1000), (10, 10_000, 200)])
 def test_block_holds_few_inputs_and_few_logits(labels, inputs, rows):
     x = jax.eval_shape(lambda: jnp.zeros((100_000, inputs)))
-    whole = Dense.__new__(Dense)
+    whole = DenseInputs.__new__(DenseInputs)
     object.__setattr__(whole, "x", x)
     size = PassSizes(block_inputs=2_000_000, block_logits=5_000_000).block_size(whole, labels, cached=False)
     assert size * inputs <= 2_000_000 and size * labels <= 5_000_000
@@ -141,7 +141,7 @@ def test_loss_and_gradient_keep_their_digits_where_labels_are_nearly_certain(few
     h[np.arange(64), np.asarray(data.labels)] += 12
     params = jnp.zeros((N, 64), jnp.float32).at[:, :].set(h.T.astype(np.float32))
     weights = jnp.full(64, 1 / 64, jnp.float32)
-    data = Data(Dense(jnp.eye(64, dtype=jnp.float32)), data.labels, weights, PassSizes(few_labels=few_labels))
+    data = Data(DenseInputs(jnp.eye(64, dtype=jnp.float32)), data.labels, weights, PassSizes(few_labels=few_labels))
     point = evaluated(data, jnp.zeros(64, jnp.float32), params)
     assert float(point.objective) == pytest.approx(np.log1p(3 * np.exp(-12)), rel=1e-2)
     # One input for each example: what it gives to its label is minus what it gives to the three others.
@@ -212,6 +212,6 @@ def test_products_with_the_hessian_sum_to_zero_over_labels_in_float32():
 
 
 def test_sparse_inputs_are_not_made_dense():
-    sparse = Sparse.from_csr(scipy.sparse.csr_array(np.eye(3)), np.float64)
-    with pytest.raises(TypeError, match="expected Dense inputs; got Sparse"):
+    sparse = SparseInputs.from_csr(scipy.sparse.csr_array(np.eye(3)), np.float64)
+    with pytest.raises(TypeError, match="expected DenseInputs; got SparseInputs"):
         extended(sparse, 3)

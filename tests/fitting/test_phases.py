@@ -12,7 +12,7 @@ from qbound.fitting.objective import Data, LinearObjective, PassSizes
 from qbound.fitting.phases import Schedule
 from qbound.fitting.results import Certificate, Phase, Result
 from qbound.fitting.stochastic import LABEL_LIMIT
-from qbound.models.inputs import Sparse
+from qbound.models.inputs import SparseInputs
 from tests import reference
 from tests.fitting.problems import DEFAULTS, N, problem
 
@@ -37,7 +37,7 @@ def objective_at(params, p=PROBLEM):
 
 
 def as_sparse(p, dtype=jnp.float64):
-    rows = Sparse.from_csr(scipy.sparse.csr_array(p.x), dtype)
+    rows = SparseInputs.from_csr(scipy.sparse.csr_array(p.x), dtype)
     return Data(rows, jnp.asarray(p.labels), jnp.asarray(p.weights, dtype))
 
 

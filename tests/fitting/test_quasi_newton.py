@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qbound.fitting import quasi_newton
-from qbound.fitting.factors import input_factor, label_factor, solve
+from qbound.fitting.factors import input_factor, kronecker_solve, label_factor
 from qbound.fitting.newton import evaluate
 from qbound.fitting.objective import LinearObjective, PassSizes
 from qbound.fitting.step import rounding_of
@@ -71,7 +71,7 @@ def test_first_step_from_zero_is_that_of_newton():
     point = of.evaluate(jnp.zeros_like(jnp.asarray(p.params)))
     _, gradient, hessian = reference.linear_model(*p[1:5], np.zeros_like(p.params))
     expected = np.linalg.solve(hessian, gradient.reshape(-1))
-    direction = solve(label_factor(point.label_curvature), inputs, point.gradient, of.l2[0], 0.0)
+    direction = kronecker_solve(label_factor(point.label_curvature), inputs, point.gradient, of.l2[0], 0.0)
     np.testing.assert_allclose(direction.reshape(-1), expected, rtol=1e-3, atol=1e-3 * np.max(np.abs(expected)))
 
 

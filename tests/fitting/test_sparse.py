@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from qbound.fitting.objective import Data, LinearObjective, PassSizes
-from qbound.models.inputs import Sparse
+from qbound.models.inputs import SparseInputs
 from tests import reference
 from tests.fitting.problems import problem
 
@@ -58,7 +58,7 @@ def assert_equals_dense(csr, dense):
     b, d = dense.shape
     rng = np.random.default_rng(2)
     v, r = rng.normal(size=(LABELS, d)), rng.normal(size=(LABELS, b))
-    sparse = Sparse.from_csr(csr, np.float64)
+    sparse = SparseInputs.from_csr(csr, np.float64)
     assert sparse.shape() == (b, d)
     for x, expected in ((sparse, dense), (sparse.squared(), dense**2)):
         forward, transpose = both_products(x, v, r)
@@ -84,7 +84,7 @@ def test_entries_may_be_in_any_order_and_in_several_parts():
     assert not unsorted.has_sorted_indices
     assert_equals_dense(unsorted, dense)
     twice = (np.repeat(data, 2) / 2, np.repeat(indices, 2), 2 * csr.indptr)
-    parts = Sparse.from_csr(scipy.sparse.csr_array(twice, dense.shape), np.float64)
+    parts = SparseInputs.from_csr(scipy.sparse.csr_array(twice, dense.shape), np.float64)
     np.testing.assert_allclose(parts.forward(jnp.eye(12)), dense.T, rtol=1e-12)
     np.testing.assert_allclose(parts.transpose(jnp.eye(9)), dense, rtol=1e-12)
     explicit_zeros = scipy.sparse.csr_array((0 * data, indices, csr.indptr), dense.shape)
@@ -103,7 +103,7 @@ def test_derivatives_are_those_of_dense_inputs(few_labels):
     """With an intercept, which has no entries in the matrix."""
     p = problem()
     x = np.where(np.abs(p.x) > 1, p.x, 0)
-    design = Sparse.from_csr(scipy.sparse.csr_array(x), np.float64)
+    design = SparseInputs.from_csr(scipy.sparse.csr_array(x), np.float64)
     data = Data(design, jnp.asarray(p.labels), jnp.asarray(p.weights), PassSizes(few_labels=few_labels))
     _, l2, params = p.arrays()
 
@@ -138,11 +138,11 @@ def test_no_array_has_a_place_for_every_entry():
     b, d, count = 3000, 2000, 5000
     rng = np.random.default_rng(4)
     entries = rng.normal(size=count), (rng.integers(0, b, count), rng.integers(0, d, count))
-    sparse = Sparse.from_csr(scipy.sparse.csr_array(entries, shape=(b, d)), np.float32)
+    sparse = SparseInputs.from_csr(scipy.sparse.csr_array(entries, shape=(b, d)), np.float32)
     stored = sum(leaf.size for leaf in jax.tree.leaves(sparse))
     assert stored < b * d / 20
     v, r = jnp.zeros((LABELS, d), jnp.float32), jnp.zeros((LABELS, b), jnp.float32)
-    for function, argument in ((Sparse.forward, v), (Sparse.transpose, r)):
+    for function, argument in ((SparseInputs.forward, v), (SparseInputs.transpose, r)):
         jaxpr = jax.make_jaxpr(function)(sparse, argument)
         largest = max(sizes(jaxpr.jaxpr))
         # Nor one for every stored entry times every label.

@@ -9,7 +9,7 @@ from qbound.fitting import moments
 from qbound.fitting.label_means import LabelMeans, Sums, curvature_along, gradient, label_means, unlikeness
 from qbound.fitting.objective import Data
 from qbound.fitting.stream import consume, first_stream, rescaled
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from tests import reference
 
 D, N, ROWS = 40, 3, 64
@@ -19,7 +19,7 @@ sketch_factor, turned, with_rows = jax.jit(moments.sketch_factor), jax.jit(momen
 
 def batch(x, labels, weight=1.0):
     weights = jnp.full(len(x), weight, jnp.float32)
-    return Data(Dense(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), weights)
+    return Data(DenseInputs(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), weights)
 
 
 def batch_objective(params, x, labels):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import qbound.fitting.stream as stream_module
-from qbound.fitting.factors import label_factor, solve
+from qbound.fitting.factors import kronecker_solve, label_factor
 from qbound.fitting.moments import Sketch
 from qbound.fitting.objective import Data
 from qbound.fitting.stream import consume, first_stream
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 from tests import reference
 
 D, N, ROWS = 40, 3, 64
@@ -18,7 +18,7 @@ L2 = np.append(np.full(D, 1e-3), 0).astype(np.float32)
 
 
 def batch(x, labels):
-    return Data(Dense(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), jnp.ones(len(x), jnp.float32))
+    return Data(DenseInputs(jnp.asarray(x, jnp.float32)), jnp.asarray(labels, jnp.int32), jnp.ones(len(x), jnp.float32))
 
 
 @pytest.mark.parametrize("limit", [2000, 10], ids=["matrix", "sketch"])
@@ -47,7 +47,9 @@ def test_steps_are_those_of_the_formulas(limit):
         rate = 2 / (1 + t / 50) ** 0.75
         relative = jnp.float32(part * rate / 2 * 2000 / rows)
         labels_now = label_factor(stream.label_curvature)
-        s = np.asarray(solve(labels_now, stream.factor, jnp.asarray(g, jnp.float32), jnp.float32(1e-3), relative))
+        s = np.asarray(
+            kronecker_solve(labels_now, stream.factor, jnp.asarray(g, jnp.float32), jnp.float32(1e-3), relative)
+        )
         s = s - s.mean(0)
         mean, weight = (np.asarray(a, float) for a in before.iterate.directions)
         mean, weight = 0.8 * mean + s, 0.8 * weight + 1

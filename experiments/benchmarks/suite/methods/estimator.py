@@ -14,14 +14,14 @@ from qbound.estimator import LogisticRegression
 from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.phases import minimise
 from qbound.fitting.results import Phase, Result
-from qbound.models.inputs import Dense
+from qbound.models.inputs import DenseInputs
 
 __all__ = ["estimator", "linear_fit"]
 
 # Four to a factor of ten: other methods are looked at after every step.
 TOLERANCES = tuple(10 ** (-i / 4) for i in range(4, 29))
 MAX_STEPS = 100
-# Of more logits than these, a pass takes so long that a first fit, to compile, has few steps; what it does not come to
+# With more logits than this a pass is long, and a first fit, to compile, has few steps; what it does not come to
 # is compiled when it is needed, on the clock.
 MANY_LOGITS, FEW_STEPS = 10**7, 3
 
@@ -53,7 +53,7 @@ def linear_fit(problem: Problem, setting: Mapping[str, Any], seed: int) -> Itera
     weights, l2 = np.full(b, 1 / b, np.float32), np.full(d, problem.l2, np.float32)
     start = np.zeros((problem.classes, d), np.float32)
     x, labels, weights, l2, start = jax.device_put((problem.inputs, problem.labels, weights, l2, start))
-    objective = LinearObjective(Data(Dense(x), labels, weights), l2)
+    objective = LinearObjective(Data(DenseInputs(x), labels, weights), l2)
 
     def fit(tolerance: float, max_steps: int = MAX_STEPS) -> _Fitted:
         rng = np.random.RandomState(seed)
