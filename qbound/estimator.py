@@ -24,7 +24,7 @@ from qbound.fitting.objective import Data, LinearObjective
 from qbound.fitting.phases import Fitted, Progress, minimise
 from qbound.fitting.results import Result
 from qbound.fitting.stream import Stream, consume, first_stream, rescaled
-from qbound.models.inputs import DenseInputs, SparseInputs
+from qbound.models.inputs import DenseInputs, SparseInputs, csr_without
 from qbound.scikit_learn import arguments as parameters
 from qbound.scikit_learn.arguments import Weights, class_weights, equal_weights, sample_weights, weights_of
 from qbound.scikit_learn.classifier import PHASES, LinearClassifier, ProgressBar, all_or_nothing
@@ -372,12 +372,10 @@ def _padded(rows: int) -> int:
 def _without_unused(x, weights):
     """With zeros in rows of weight 0. Their logits and squares could overflow, and 0 times infinity is not a number."""
     unused = weights == 0
-    if not np.any(unused):
-        return x
-    x = x.copy()
     if scipy.sparse.issparse(x):
-        x.data[np.repeat(unused, np.diff(x.indptr))] = 0
-    else:
+        return csr_without(x, unused)
+    if np.any(unused):
+        x = x.copy()
         x[unused] = 0
     return x
 

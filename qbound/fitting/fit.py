@@ -17,7 +17,7 @@ from qbound.fitting.results import FitInfo, MMInfo, Phase, Result, raise_unless_
 from qbound.fitting.run import check_arrays, checked_function, checked_params, run
 from qbound.fitting.step import is_regulariser, l2_of_leaves
 from qbound.models.base import full_weights
-from qbound.models.inputs import DenseInputs, Design, SparseInputs
+from qbound.models.inputs import DenseInputs, Design, SparseInputs, csr_without
 from qbound.models.linear import is_linear_logits, linear_logits, logits_shape
 from qbound.types import Scalar
 
@@ -190,12 +190,7 @@ def _design(inputs, dtype, counts: np.ndarray) -> Design:
     if isinstance(inputs, SparseInputs):
         return inputs
     if hasattr(inputs, "tocsr"):
-        rows = inputs.tocsr()
-        if not np.all(counts):
-            # A copy: the matrix belongs to the caller.
-            rows = rows.copy()
-            rows.data[np.repeat(~counts, np.diff(rows.indptr))] = 0
-        return SparseInputs.from_csr(rows, dtype)
+        return SparseInputs.from_csr(csr_without(inputs.tocsr(), ~counts), dtype)
     x = jnp.asarray(inputs)
     x = x.reshape(-1, x.shape[-1]).astype(dtype)
     return DenseInputs(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))

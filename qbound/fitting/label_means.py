@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from qbound.families.softmax import quadratics_by_label
-from qbound.fitting.stochastic import LABEL_LIMIT
+from qbound.fitting.stochastic import LABEL_LIMIT, residuals
 from qbound.linalg.dense import times
 
 __all__ = [
@@ -89,9 +89,7 @@ def gradient(
     """The gradient sum_k f_k (p(x_k) - e_k) x_k' of the loss of class means."""
 
     def of_some(labels, f, means):
-        p = jax.nn.softmax(_logits(means, params, known), axis=0)
-        own = (jnp.arange(len(p))[:, None] == labels[None, :]).astype(p.dtype)
-        return times((p - own) * f[None, :], means)
+        return times(residuals(_logits(means, params, known), labels) * f[None, :], means)
 
     return _sum_over_labels(of, of_some, jnp.zeros_like(params), most_logits)
 

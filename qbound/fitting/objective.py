@@ -21,7 +21,7 @@ from qbound.families.base import LineRows
 from qbound.families.softmax import Softmax
 from qbound.fitting.line import Line, make_line
 from qbound.linalg.dense import times
-from qbound.models.inputs import DenseInputs, Design
+from qbound.models.inputs import DenseInputs, Design, is_label
 from qbound.records import record, static
 
 __all__ = [
@@ -99,8 +99,7 @@ class Data:
 
     def pull_back(self, rows: Float[Array, "n b"], inputs: int) -> Float[Array, "n e"]:
         """The product R diag(w) X, for e inputs."""
-        w = self.weights[None, :]
-        rows = jnp.where(w == 0, 0, w * rows)
+        rows = self.weighted(rows)
         product = self.design.transpose(rows)
         return product if inputs == product.shape[1] else jnp.concatenate([product, jnp.sum(rows, 1)[:, None]], axis=1)
 
@@ -114,6 +113,11 @@ class Data:
             return product
         last = times(others, w) - jax.ops.segment_sum(w * rest, labels, len(others))
         return jnp.concatenate([product, last[:, None]], axis=1)
+
+    def weighted(self, rows: Float[Array, "n b"]) -> Float[Array, "n b"]:
+        """The product R diag(w); 0 for examples of weight 0, even where R is infinite."""
+        w = self.weights[None, :]
+        return jnp.where(w == 0, 0, w * rows)
 
 
 def sample(data: Data, rows: Int[Array, " k"], dtype: Any) -> Data:
@@ -143,9 +147,9 @@ def fold(
         # The last block goes back to rows of the one before, so that all have one size.
         first = (i * size).astype(jnp.int32)
         start = jnp.minimum(first, b - size)
-        weights = jax.lax.dynamic_slice(data.weights, (start,), (size,))
+        weights = jax.lax.dynamic_slice_in_dim(data.weights, start, size)
         weights = jnp.where(jnp.arange(size, dtype=jnp.int32) < first - start, 0, weights)
-        labels = jax.lax.dynamic_slice(data.labels, (start,), (size,))
+        labels = jax.lax.dynamic_slice_in_dim(data.labels, start, size)
         return function(carry, Data(data.design.block(start, size), labels, weights, data.sizes), start)
 
     return jax.lax.fori_loop(0, -(-b // size), one, carry)
@@ -192,8 +196,7 @@ class LinearObjective:
             more_loss, more_gradient, p = one_block(block, params)
             curvature += _label_curvature(p, block.weights, is_matrix, stride)
             if held is not None:
-                zero = jnp.zeros_like(start)
-                held = p if p.shape == held.shape else jax.lax.dynamic_update_slice(held, p, (zero, start))
+                held = p if p.shape == held.shape else jax.lax.dynamic_update_slice_in_dim(held, p, start, axis=1)
             return loss + more_loss, gradient + more_gradient, curvature, held
 
         zero = jnp.zeros((), params.dtype)
@@ -215,8 +218,8 @@ class LinearObjective:
                 logits = block.logits(jnp.concatenate([point.params, v]))
                 p, u = jax.nn.softmax(logits[:n], axis=0), logits[n:]
             else:
-                size, zero = block.labels.size, jnp.zeros_like(start)
-                p = held if size == held.shape[1] else jax.lax.dynamic_slice(held, (zero, start), (n, size))
+                size = block.labels.size
+                p = held if size == held.shape[1] else jax.lax.dynamic_slice_in_dim(held, start, size, axis=1)
                 u = block.logits(v)
             return total + block.pull_back(p * (u - jnp.sum(p * u, axis=0, keepdims=True)), e)
 
@@ -255,16 +258,15 @@ def line_along(
         return make_line(_SOFTMAX, data.weights, *rows.logits(data), a, c)
 
     def enter(carry, block, start):
-        v, r = carry
         here = _SOFTMAX.line(block.weights, *rows.logits(block))
-        # Rows of weight 0 in a block may have been entered by the one before.
-        keep = block.weights > 0
-        return tuple(
-            jax.lax.dynamic_update_slice(
-                old, jnp.where(keep, new, jax.lax.dynamic_slice(old, (start,), (len(new),))), (start,)
-            )
-            for old, new in ((v, here.variances()), (r, here.radii()))
-        )
+
+        def entered(old, new):
+            # Rows of weight 0 in a block may have been entered by the one before.
+            kept = jax.lax.dynamic_slice_in_dim(old, start, len(new))
+            new = jnp.asarray(jnp.where(block.weights > 0, new, kept))
+            return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
+
+        return jax.tree.map(entered, carry, (here.variances(), here.radii()))
 
     zeros = jnp.zeros(b, params.dtype)
     v, r = fold(data, 2 * len(params), enter, (zeros, zeros))
@@ -323,7 +325,7 @@ def _many_labels(block: Data, params: Float[Array, "n e"]) -> _OfBlock:
     observed = jnp.take_along_axis(h, block.labels[None, :], axis=0)[0]
     largest = jnp.max(h, axis=0)
     own = jnp.exp(observed - largest)
-    is_observed = jnp.arange(n, dtype=block.labels.dtype)[:, None] == block.labels[None, :]
+    is_observed = is_label(block.labels, n)
     # Written once: compilers would take the exponentials again for every use.
     others = jax.lax.optimization_barrier(jnp.where(is_observed, 0, jnp.exp(h - largest[None, :])))
     rest = times(jnp.ones((1, n), h.dtype), others)[0]
@@ -353,7 +355,7 @@ def _label_curvature(
 
 def one_hot(labels: Int[Array, " b"], n: int, dtype: Any) -> Float[Array, "n b"]:
     """Columns with a 1 at the label of each example, and 0 elsewhere."""
-    return (jnp.arange(n, dtype=labels.dtype)[:, None] == labels[None, :]).astype(dtype)
+    return is_label(labels, n).astype(dtype)
 
 
 def centred(v: Float[Array, "n e"]) -> Float[Array, "n e"]:
@@ -384,8 +386,7 @@ def hessian_of_loss(
     def add(total, block: Data, _):
         p = jax.nn.softmax(block.logits(params), axis=0)
         mean = times(q.T, p)
-        w = block.weights[None, :]
-        labels = jnp.where(w == 0, 0, w * (times(products.T, p) - mean[first] * mean[second]))
+        labels = block.weighted(times(products.T, p) - mean[first] * mean[second])
         y = coordinates(block)
         # One pair at a time: of all together, rows times pairs times r numbers would be written and read.
         return total + jax.lax.map(lambda weights: times((weights[:, None] * y).T, y), labels)

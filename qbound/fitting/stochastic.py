@@ -79,16 +79,16 @@ def epoch(
     def one(iterate, of_step):
         rows, rate = of_step
         batch = _batch(data, rows)
-        g = count * batch.pull_back(residuals(batch, iterate.params), e)
+        g = count * batch.pull_back(residuals(batch.logits(iterate.params), batch.labels), e)
         return kspfb_step(iterate, g, l2, labels, inputs, rate, relative), None
 
     return jax.lax.scan(one, iterate, (batches, rates))[0]
 
 
-def residuals(batch: Data, params: Float[Array, "n e"]) -> Float[Array, "n b"]:
+def residuals(logits: Float[Array, "n b"], labels: Int[Array, " b"]) -> Float[Array, "n b"]:
     """The derivatives of losses by logits, p - t."""
-    p = jax.nn.softmax(batch.logits(params), axis=0)
-    return p - one_hot(batch.labels, len(p), p.dtype)
+    p = jax.nn.softmax(logits, axis=0)
+    return p - one_hot(labels, len(p), p.dtype)
 
 
 def kspfb_step(

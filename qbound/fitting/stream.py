@@ -24,7 +24,7 @@ from qbound.fitting.factors import kronecker_solve, label_factor
 from qbound.fitting.label_means import Sums, bound_quadratics
 from qbound.fitting.moments import Sketch, matrix_factor, no_sketch, sketch_factor, turned, with_rows
 from qbound.fitting.objective import Data, centred, extended, one_hot
-from qbound.fitting.stochastic import Iterate, first_iterate, label_curvature
+from qbound.fitting.stochastic import Iterate, first_iterate, label_curvature, residuals
 from qbound.linalg.dense import times
 from qbound.models.inputs import DenseInputs
 from qbound.optimizers.kspfb import (
@@ -195,9 +195,7 @@ def _with_inputs(stream: Stream, x, weights, weight, due) -> tuple[Any, InputFac
 
 
 def _gradient(task: _Task, params: Float[Array, "n e"], logits: Float[Array, "n b"]) -> Float[Array, "n e"]:
-    p = jax.nn.softmax(logits, axis=0)
-    residuals = p - one_hot(task.batch.labels, len(p), p.dtype)
-    g = task.batch.pull_back(residuals, params.shape[1])
+    g = task.batch.pull_back(residuals(logits, task.batch.labels), params.shape[1])
 
     def corrected(g):
         of_all, of_batch = (label_means.gradient(m, params, task.known) for m in (task.of_all, task.of_batch))

@@ -6,17 +6,22 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from qbound.linalg.dense import times
 from qbound.records import record, static
 
-__all__ = ["DenseInputs", "Design", "SparseInputs"]
+__all__ = ["DenseInputs", "Design", "SparseInputs", "csr_without", "is_label"]
 
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
 # How many entries a chunk of sparse inputs has.
 _WIDTH = 16
+
+
+def is_label(labels: Int[Array, " b"], n: int) -> Bool[Array, "n b"]:
+    """Whether each of n labels is that of each example."""
+    return jnp.arange(n, dtype=labels.dtype)[:, None] == labels[None, :]
 
 
 class Design(abc.ABC):
@@ -94,10 +99,7 @@ class DenseInputs(Design):
         return min(b, max(least_rows, min(rows, cached)))
 
     def block(self, start, size):
-        b, d = self.shape()
-        if size == b:
-            return self
-        return DenseInputs(jax.lax.dynamic_slice(self.x, (start, jnp.zeros_like(start)), (size, d)))
+        return self if size == len(self.x) else DenseInputs(jax.lax.dynamic_slice_in_dim(self.x, start, size))
 
 
 @record
@@ -148,8 +150,8 @@ class SparseInputs(Design):
         return _sum(self.by_column, r.T).T
 
     def residuals(self, weights, others, rest, labels):
-        is_label = jnp.arange(len(others), dtype=labels.dtype)[:, None] == labels[None, :]
-        return self.transpose(weights[None, :] * jnp.where(is_label, -rest[None, :], others))
+        rows = jnp.where(is_label(labels, len(others)), -rest[None, :], others)
+        return self.transpose(weights[None, :] * rows)
 
     def squared(self):
         def first_squared(levels):
@@ -163,6 +165,15 @@ class SparseInputs(Design):
 
     def block(self, start, size):
         return self
+
+
+def csr_without(matrix: Any, unused: np.ndarray) -> Any:
+    """A SciPy matrix in the format CSR with zeros in some of its rows; a copy, unless there are none."""
+    if not np.any(unused):
+        return matrix
+    matrix = matrix.copy()
+    matrix.data[np.repeat(unused, np.diff(matrix.indptr))] = 0
+    return matrix
 
 
 def _sum(levels, matrix):
