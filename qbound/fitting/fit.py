@@ -18,7 +18,7 @@ from qbound.fitting.run import check_arrays, checked_function, checked_params, r
 from qbound.fitting.step import is_regulariser, l2_of_leaves
 from qbound.models.base import full_weights
 from qbound.models.inputs import DenseInputs, Design, SparseInputs, csr_without
-from qbound.models.linear import is_linear_logits, linear_logits, logits_shape
+from qbound.models.linear import is_linear_logits, layout_of_linear, linear_logits, logits_shape
 from qbound.types import Scalar
 
 __all__ = ["fit"]
@@ -122,7 +122,7 @@ def fit(
             rng=np.random.RandomState(seed),
             callback=report,
         )
-        params = _to_tree(found.params, params)
+        params = layout_of_linear(params).to_tree(found.params)
         info = _summary(found.history, found.result, time.perf_counter() - began)
     if throw:
         raise_unless_converged(params, info, "fit")
@@ -151,7 +151,7 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
     shape = tuple(shape)
     if labels.shape != shape:
         raise ValueError(f"labels: expected integers of shape {shape}, one for each example; got shape {labels.shape}")
-    matrix = _to_matrix(params)
+    matrix = layout_of_linear(params).to_matrix(params)
     dtype = np.dtype(matrix.dtype)
     labels = np.asarray(labels).reshape(-1)
     w = np.asarray(full_weights("example_weights", weights, shape, dtype)).reshape(-1).astype(np.float64)
@@ -169,7 +169,9 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
     # Logits and squares of examples that do not count could overflow, and 0 times infinity is not a number.
     design = _design(inputs, dtype, w > 0)
     d = design.shape()[1]
-    penalty = np.concatenate([np.full(d if leaf.ndim == 2 else 1, c, dtype) for leaf, c in _weights_first(params, l2)])
+    # The penalty of the weights comes before that of the bias, as in the matrix.
+    numbers = sorted(zip(jax.tree.leaves(params), jax.tree.leaves(l2), strict=True), key=lambda of: -of[0].ndim)
+    penalty = np.concatenate([np.full(d if leaf.ndim == 2 else 1, c, dtype) for leaf, c in numbers])
     labels, w, penalty = jax.device_put((labels.astype(np.int32), w, penalty))
     return matrix, LinearObjective(Data(design, labels, w), penalty, "euclidean"), verdict
 
@@ -194,22 +196,6 @@ def _design(inputs, dtype, counts: np.ndarray) -> Design:
     x = jnp.asarray(inputs)
     x = x.reshape(-1, x.shape[-1]).astype(dtype)
     return DenseInputs(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))
-
-
-def _weights_first(*trees: Any) -> list[tuple]:
-    """The leaves of trees like the parameters, the weights before the bias."""
-    leaves = list(zip(*(jax.tree.leaves(tree) for tree in trees), strict=True))
-    return sorted(leaves, key=lambda of: -of[0].ndim)
-
-
-def _to_matrix(params) -> jax.Array:
-    """Weights (d, n) and a bias (n,) as one matrix (n, e)."""
-    return jnp.concatenate([jnp.atleast_2d(leaf) for (leaf,) in _weights_first(params)]).T
-
-
-def _to_tree(matrix, params):
-    """The inverse of `_to_matrix`, for a tree like `params`."""
-    return jax.tree.map(lambda leaf: matrix[:, : leaf.shape[0]].T if leaf.ndim == 2 else matrix[:, -1], params)
 
 
 def _entry(entry: Progress) -> FitInfo:
