@@ -215,7 +215,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
         return tags
 
     def _take_classes(self, classes) -> None:
-        """At the first call, all labels there will be; later the same, or None."""
+        """Take all labels there will be, at the first call; later the same, or None."""
         if not hasattr(self, "classes_"):
             if classes is None:
                 raise ValueError("classes: expected all labels there will be, at the first call of partial_fit")
@@ -226,7 +226,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             )
 
     def _weights(self, given, classes, labels, y) -> Weights:
-        """Of the examples; classes are balanced by `y`, unless that is None."""
+        """The weights of examples; classes are balanced by `y`, unless that is None."""
         if given is None and self.class_weight is None:
             return equal_weights(len(labels))
         of_examples = sample_weights(given, len(labels))
@@ -236,7 +236,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
         return weights_of(of_examples, class_weights(self.class_weight, classes, *known), labels)
 
     def _l2(self, total: float, exponent: int) -> float:
-        """Of the mean loss, where the sum of weights is `total` times 2^`exponent`."""
+        """The penalty of the mean loss, where the sum of weights is `total` times 2^`exponent`."""
         if self.l2 is not None:
             return float(self.l2)
         part, exponent_of_c = math.frexp(self.C)
@@ -293,7 +293,7 @@ class LogisticRegression(LinearClassifier, BaseEstimator):
             return jax.device_get(stream)
 
     def _penalty(self, l2: float, n: int, d: int, dtype) -> np.ndarray:
-        """For each input, of the parameters inside.
+        """The penalty of each input, for the parameters inside.
 
         Two classes share one vector of coefficients w, here as w/2 and -w/2, with half its penalty.
         """
@@ -370,7 +370,10 @@ def _padded(rows: int) -> int:
 
 
 def _without_unused(x, weights):
-    """With zeros in rows of weight 0. Their logits and squares could overflow, and 0 times infinity is not a number."""
+    """The inputs with zeros in rows of weight 0.
+
+    Their logits and squares could overflow, and 0 times infinity is not a number.
+    """
     unused = weights == 0
     if scipy.sparse.issparse(x):
         return csr_without(x, unused)
@@ -381,7 +384,7 @@ def _without_unused(x, weights):
 
 
 def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Filled up with rows of weight 0."""
+    """The same examples, filled up with rows of weight 0."""
     more = rows - len(labels)
     return np.pad(x, [(0, more), (0, 0)]), np.pad(labels, (0, more)), np.pad(weights, (0, more))
 

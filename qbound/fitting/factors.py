@@ -101,7 +101,7 @@ class ExactBlock(NamedTuple):
 
 
 def block_size(examples: int, rows: int, labels: int, inputs: int, rank: int) -> int:
-    """On how many of the leading eigenvectors of inputs to have a block, from some of the examples; 0 for none."""
+    """How many of the leading eigenvectors of inputs a block from some of the examples is on; 0 for none."""
     if labels > _BLOCK_LABELS:
         return 0
     # Operations: rows c^2 to form a matrix of c rows, 4 c^3 to invert it, 6 for each input and label of an example.

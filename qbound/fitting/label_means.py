@@ -56,7 +56,7 @@ class LabelMeans(NamedTuple):
 
 
 def label_means(sums: Sums) -> LabelMeans:
-    """Of sums that are not all 0."""
+    """The means of sums that are not all 0."""
     total, some = jnp.sum(sums.weights), sums.weights > 0
     frequencies = sums.weights / jnp.where(total > 0, total, 1)
     return LabelMeans(frequencies, sums.inputs / jnp.where(some, sums.weights, 1)[:, None])
@@ -77,7 +77,7 @@ def unlikeness(before: Float[Array, " n"], batch: Float[Array, " n"], examples: 
 
 
 def known_labels(before: Float[Array, " n"], now: Float[Array, " n"], gamma: Float[Array, ""]) -> Bool[Array, " n"]:
-    """Those that are in the model: all that were seen, and where batches are alike the others too."""
+    """Which labels are in the model: all that were seen, and where batches are alike the others too."""
     seen = now > 0
     unclear = (gamma > 0) | (jnp.sum(before) == 0) | (jnp.sum(seen.astype(jnp.int32)) < 2)
     return seen | ~unclear

@@ -43,13 +43,13 @@ class Sketch(NamedTuple):
 
 
 def no_sketch(inputs: int) -> Sketch:
-    """Before any example: a basis of 0 is made from the first batch."""
+    """The sketch before any example: its basis, 0, is made from the first batch."""
     zeros = jnp.zeros((inputs, min(_RANK, inputs)), jnp.float32)
     return Sketch(jnp.zeros(inputs, jnp.float32), zeros, zeros)
 
 
 def with_rows(sketch: Sketch, x: Float[Array, "b e"], weights: Float[Array, " b"]) -> Sketch:
-    """With a batch of rows in random order."""
+    """The sketch with a batch of rows in random order."""
     squares = sketch.squares + jnp.sum(weights[:, None] * x**2, axis=0)
     some, w = x[:_ROWS], weights[:_ROWS]
     total = jnp.sum(w)
@@ -71,7 +71,7 @@ def with_rows(sketch: Sketch, x: Float[Array, "b e"], weights: Float[Array, " b"
 
 
 def turned(sketch: Sketch) -> Sketch:
-    """With a basis of the directions found, of which the sketch knows the moments."""
+    """The sketch with a basis of the directions found, whose moments it knows."""
     root = _root(sketch)
     scales = _scales(sketch.squares)
     basis = scales[:, None] * jnp.linalg.qr(scales[:, None] * root)[0]
@@ -81,7 +81,7 @@ def turned(sketch: Sketch) -> Sketch:
 
 
 def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
-    """Of the mean moments, in scales in which what the sketch leaves is about 1 in every column.
+    """The factor of the mean moments, in scales in which what the sketch leaves is about 1 in every column.
 
     A column that is 0 almost everywhere has 1 too, where its own square would let it take steps of any length.
     """
@@ -100,7 +100,7 @@ def sketch_factor(sketch: Sketch, weight: Float[Array, ""]) -> InputFactor:
 
 
 def matrix_factor(moments: Float[Array, "e e"]) -> InputFactor:
-    """Of mean moments, in the scales of KSPFB."""
+    """The factor of mean moments, in the scales of KSPFB."""
     scales = input_scales(jnp.diag(moments))
     return factorised_inputs(scales[:, None] * moments * scales[None, :], scales, None)
 

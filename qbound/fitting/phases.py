@@ -364,7 +364,7 @@ class _Method(NamedTuple):
         return self.schedule.moment_sample(self.objective.data.labels.size, self.objective.l2.size)
 
     def with_factor(self, at: _Reached, quick: InputFactor | None) -> "_Method":
-        """With the factor of inputs, a quick one where that will do, and an exact block that is not known yet."""
+        """The method with the factor of inputs, a quick one where that will do, and an exact block not known yet."""
         rows, data, (n, e) = self.moment_rows, self.objective.data, at.params.shape
         if quick is not None and _is_enough(quick, at, self.objective.l2):
             factor = quick
@@ -374,7 +374,7 @@ class _Method(NamedTuple):
         return self._replace(factor=factor, block=unknown_block(n, size), block_size=size)
 
     def with_block(self, params) -> "_Method":
-        """With the exact block of the preconditioner at these parameters."""
+        """The method with the exact block of its preconditioner at these parameters."""
         if self.block is None:
             return self
         objective = self.objective

@@ -45,7 +45,7 @@ class Iterate(NamedTuple):
 
 
 def first_iterate(params: Float[Array, "n e"]) -> Iterate:
-    """In float32: this phase is for the first digits."""
+    """The iterate at the start, in float32: this phase is for the first digits."""
     params = params.astype(jnp.float32)
     directions = no_directions_yet(params, MOMENTUM)
     assert directions is not None
@@ -61,7 +61,7 @@ def epoch(
     batches: Int[Array, "t k"],
     rates: Float[Array, " t"],
 ) -> Iterate:
-    """One step on every batch.
+    """Take one step on every batch.
 
     Args:
       data: the examples.
@@ -100,7 +100,7 @@ def kspfb_step(
     rate: Float[Array, ""],
     relative: Float[Array, ""],
 ) -> Iterate:
-    """After one step, for the gradient of the mean loss without its penalty."""
+    """The iterate after one step, for the gradient of the mean loss without its penalty."""
     l2 = l2.astype(jnp.float32)
     g = centred(gradient) + l2[None, :] * iterate.params
     s = kronecker_solve(labels, inputs, g, jnp.max(l2), relative)

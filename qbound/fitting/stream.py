@@ -78,7 +78,7 @@ class Stream(NamedTuple):
 
 
 def first_stream(params: Any, matrix_limit: int = 2000) -> Stream:
-    """Before any example, from given parameters (n, e).
+    """The state before any example, from given parameters (n, e).
 
     Second moments of inputs are a matrix up to `matrix_limit` of them, and a sketch beyond.
     """
@@ -220,7 +220,7 @@ def _step_within_bound(
     rate: Float[Array, ""],
     longest: float,
 ) -> Iterate:
-    """After one step along the mean of directions, or along `s` where the objective would rise along the mean."""
+    """The iterate after one step along the mean of directions, or along `s` if the objective would rise along that."""
     mean, directions = mean_direction(iterate.directions, s, MOMENTUM, False)
     assert directions is not None
     falls = jnp.sum(g * _of_known(mean, task.known)) > 0

@@ -104,12 +104,12 @@ class Weights(NamedTuple):
 
 
 def equal_weights(examples: int) -> Weights:
-    """1 for each, as `weights_of` would have it, in a small part of the time."""
+    """Weights of 1, as `weights_of` would have them, in a small part of the time."""
     return Weights(np.full(examples, 0.5), 1)
 
 
 def sample_weights(given: Any, examples: int) -> np.ndarray:
-    """Those of the examples (b,) in float64: as given, one number for all, or 1 for None."""
+    """The weights of the examples (b,) in float64: as given, one number for all, or 1 for None."""
     if given is None or isinstance(given, Real):
         given = np.full(examples, 1.0 if given is None else given)
     found = cast(Any, check_array)(
@@ -124,7 +124,7 @@ def sample_weights(given: Any, examples: int) -> np.ndarray:
 
 
 def class_weights(given: Any, classes: np.ndarray, y: np.ndarray, of_examples: np.ndarray | None) -> np.ndarray:
-    """One for each class; `y` and `of_examples` are what classes are balanced by."""
+    """The weight of each class; `y` and `of_examples` are what classes are balanced by."""
     if of_examples is not None:
         # Balance does not depend on their unit, and their sums then do not overflow.
         of_examples = _weights(*np.frexp(of_examples)).parts
