@@ -188,11 +188,14 @@ class KroneckerMap(BatchMap):
         x = self.inputs
         labels = jnp.einsum("jrk,jrl->kjl", factors, factors, precision=HIGHEST)
         blocks = jax.lax.map(
-            lambda m: jnp.einsum("jd,jle->dle", x, m[:, :, None] * x[:, None, :], precision=HIGHEST), labels
+            lambda m: jnp.einsum("jd,jel->del", x, x[:, :, None] * m[:, None, :], precision=HIGHEST), labels
         )
-        n, e = blocks.shape[:2]
-        columns = self.layout.to_vectors(blocks.reshape(n * e, n, e))
-        return self.layout.to_vectors(columns.T.reshape(-1, n, e))
+        n, e = self.layout.shape()
+        matrix = jnp.moveaxis(blocks, 0, 1).reshape(n * e, n * e)
+        if not self.layout.has_bias():
+            return matrix
+        place = ravel_pytree(self.layout.to_tree(jnp.arange(e * n).reshape(e, n).T))[0].astype(jnp.int32)
+        return matrix[place][:, place]
 
     def solve_one(self, curvature: Any, g: Any, damping: Array) -> Any:
         """(M (x) xx' + c I)^-1 g for a batch of one with label curvature M, in O(n + n d).
@@ -205,13 +208,14 @@ class KroneckerMap(BatchMap):
         xx = jnp.where(xx == 0, 1, xx)  # x = 0: nothing but the damping is left, and G x = 0
 
         def outer(u):
-            return u[:, None] * x[None, :]
+            return x[:, None] * u[None, :]
 
-        g = self.layout.to_matrix(g)
-        y = curvature.solve(times(g, x) / xx, damping / xx)
+        # Inputs by labels, as the leaf of weights lies in memory.
+        g = self.layout.to_matrix(g).T
+        y = curvature.solve(times(x, g) / xx, damping / xx)
         for _ in range(2):
-            g = g - outer(times(g, x) / xx)
-        return self.layout.to_tree(g / damping + outer(y / xx))
+            g = g - outer(times(x, g) / xx)
+        return self.layout.to_tree((g / damping + outer(y / xx)).T)
 
 
 def checked_logits(logits: Any) -> Any:
