@@ -21,8 +21,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
 from qbound.fitting.objective import Data, LinearObjective
-from qbound.fitting.phases import Fitted, Progress, minimise
-from qbound.fitting.results import Result
+from qbound.fitting.phases import Fitted, minimise
+from qbound.fitting.results import FitInfo, Result
 from qbound.fitting.stream import Stream, consume, first_stream, rescaled
 from qbound.models.inputs import DenseInputs, SparseInputs, csr_without
 from qbound.scikit_learn import arguments as parameters
@@ -389,7 +389,7 @@ def _with_rows(rows: int, x, labels, weights) -> tuple[np.ndarray, np.ndarray, n
     return np.pad(x, [(0, more), (0, 0)]), np.pad(labels, (0, more)), np.pad(weights, (0, more))
 
 
-def _columns(history: list[Progress]) -> dict[str, np.ndarray]:
+def _columns(history: list[FitInfo]) -> dict[str, np.ndarray]:
     """The history as arrays, by the names of `LogisticRegression.history_`."""
     names = ("objective", "gradient_norm", "seconds", "certified_decrease", "cg_steps")
     columns = {"phase": np.array([PHASES[entry.phase] for entry in history])}

@@ -21,16 +21,6 @@ from qbound.linalg.dense import add_to_diagonal, times
 from qbound.models.inputs import DenseInputs
 from qbound.types import Scalar
 
-__all__ = [
-    "ExactBlock",
-    "block_size",
-    "exact_block",
-    "input_factor",
-    "label_factor",
-    "kronecker_solve",
-    "unknown_block",
-]
-
 # Columns whose second moment is this many times the typical one are made smaller: float32 would not see the others.
 _LARGE = 100.0
 # Where the squares of all rows are more than this many times those of some, they take their place.

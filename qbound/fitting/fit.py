@@ -12,16 +12,14 @@ from jax.core import Tracer
 
 from qbound import checks, compiler
 from qbound.fitting.objective import Data, LinearObjective
-from qbound.fitting.phases import Progress, Schedule, minimise
+from qbound.fitting.phases import Schedule, minimise
 from qbound.fitting.results import FitInfo, MMInfo, Phase, Result, raise_unless_converged
 from qbound.fitting.run import check_arrays, checked_function, checked_params, run
 from qbound.fitting.step import is_regulariser, l2_of_leaves
 from qbound.models.base import full_weights
 from qbound.models.inputs import DenseInputs, Design, SparseInputs, csr_without
 from qbound.models.linear import is_linear_logits, layout_of_linear, linear_logits, logits_shape
-from qbound.types import Scalar
-
-__all__ = ["fit"]
+from qbound.types import Scalar, working_dtype
 
 
 def fit(
@@ -104,13 +102,13 @@ def fit(
     began = time.perf_counter()
     matrix, objective, verdict = _linear_problem(params, inputs, labels, l2, example_weights)
     if verdict != Result.UNFINISHED:
-        info = _summary([Progress(Phase.START, np.nan, np.nan, 0, 0.0)], verdict, 0.0)
+        info = _summary([FitInfo(np.nan, np.nan)], verdict, 0.0)
     else:
 
-        def report(entry: Progress):
+        def report(entry: FitInfo):
             # The start is no entry of the history.
             if callback is not None and entry.phase != Phase.START:
-                callback(_entry(entry))
+                callback(jax.tree.map(np.asarray, entry))
 
         found = minimise(
             objective,
@@ -132,7 +130,8 @@ def fit(
 def _is_linear(logits_fn, params, inputs, labels, is_sparse: bool) -> bool:
     """Whether the fit can go in phases."""
     if is_sparse:
-        if logits_fn is not linear_logits:
+        rows = jax.ShapeDtypeStruct(_shape_of_sparse(inputs), working_dtype(*jax.tree.leaves(params)))
+        if not is_linear_logits(logits_fn, params, rows):
             raise TypeError("inputs: expected arrays, unless logits_fn is qbound.linear_logits; got a sparse matrix")
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise TypeError(f"labels: expected integers with sparse inputs; got dtype {labels.dtype}")
@@ -178,13 +177,15 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
 
 def _logits_shape(params, inputs) -> tuple[int, ...]:
     """The shape (..., n) of the logits, after the checks of `linear_logits`."""
-    if isinstance(inputs, SparseInputs):
-        inputs = jax.ShapeDtypeStruct(inputs.shape(), jnp.float32)
-    elif hasattr(inputs, "tocsr"):
-        if inputs.dtype.kind not in "biuf":
-            raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
-        inputs = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    if hasattr(inputs, "tocsr") and inputs.dtype.kind not in "biuf":
+        raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
+    if isinstance(inputs, SparseInputs) or hasattr(inputs, "tocsr"):
+        inputs = jax.ShapeDtypeStruct(_shape_of_sparse(inputs), jnp.float32)
     return logits_shape(linear_logits, params, inputs)
+
+
+def _shape_of_sparse(inputs) -> tuple[int, int]:
+    return inputs.shape() if isinstance(inputs, SparseInputs) else inputs.shape
 
 
 def _design(inputs, dtype, counts: np.ndarray) -> Design:
@@ -198,20 +199,16 @@ def _design(inputs, dtype, counts: np.ndarray) -> Design:
     return DenseInputs(x if np.all(counts) else jnp.where(jnp.asarray(counts)[:, None], x, 0))
 
 
-def _entry(entry: Progress) -> FitInfo:
-    """The report of one entry of the history."""
-    return FitInfo(**jax.tree.map(np.asarray, entry._asdict()), result=np.asarray(Result.UNFINISHED), history=None)
-
-
-def _summary(entries: list[Progress], result: Result, seconds: float) -> FitInfo:
+def _summary(entries: list[FitInfo], result: Result, seconds: float) -> FitInfo:
     """The report of a fit from its entries, of which the first is the start."""
-    start, *steps = entries
-    fields = {name: np.asarray(value) for name, value in start._asdict().items()}
-    columns = {name: np.array([getattr(entry, name) for entry in steps], value.dtype) for name, value in fields.items()}
-    history = FitInfo(**columns, result=np.full(len(steps), Result.UNFINISHED), history=None)
-    last = _entry(entries[-1])._replace(seconds=np.asarray(seconds), result=np.asarray(result), history=history)
-    sums = ("certified_decrease", "actual_decrease", "cg_steps", "passes")
-    return last._replace(**{name: fields[name] + columns[name].sum() for name in sums})
+    start, *steps = (jax.tree.map(np.asarray, entry) for entry in entries)
+    history = jax.tree.map(lambda first, *rest: np.array(rest, first.dtype), start, *steps)
+    sums = {
+        name: getattr(start, name) + getattr(history, name).sum()
+        for name in ("certified_decrease", "actual_decrease", "cg_steps", "passes")
+    }
+    last = [start, *steps][-1]
+    return last._replace(**sums, seconds=np.asarray(seconds), result=np.asarray(result), history=history)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,18 +23,6 @@ from qbound.families.softmax import quadratics_by_label
 from qbound.fitting.stochastic import LABEL_LIMIT, residuals
 from qbound.linalg.dense import times
 
-__all__ = [
-    "ABSENT",
-    "LabelMeans",
-    "Sums",
-    "bound_quadratics",
-    "curvature_along",
-    "gradient",
-    "known_labels",
-    "label_means",
-    "unlikeness",
-]
-
 # The logit of a label that is left out.
 ABSENT = -1e30
 # At most this many logits of means at a time.

@@ -18,8 +18,6 @@ from qbound.curvature.kronecker import InputFactor, factorised_inputs
 from qbound.linalg.dense import times
 from qbound.optimizers.kronecker_factors import input_scales
 
-__all__ = ["Sketch", "matrix_factor", "no_sketch", "sketch_factor", "turned", "with_rows"]
-
 # How many directions a sketch has, from how many rows of each batch it is, and how often the first turns its basis.
 _RANK, _ROWS, _TURNS = 32, 256, 2
 # A sketch of some rows may be above the squares of all: this part of them is left.

@@ -16,8 +16,6 @@ from qbound.fitting.step import descent_direction, forcing_tolerance
 from qbound.linalg import cg
 from qbound.linalg.dense import solve_scaled, times
 
-__all__ = ["NewtonSolver", "Proposal", "evaluate", "newton_step", "newton_on_sample"]
-
 # How Newton's system is solved: by a factorisation, or by CG with a Kronecker-factored or a diagonal preconditioner.
 NewtonSolver = Literal["dense", "kronecker", "diagonal"]
 

@@ -24,22 +24,6 @@ from qbound.linalg.dense import times
 from qbound.models.inputs import DenseInputs, Design, is_label
 from qbound.records import record, static
 
-__all__ = [
-    "Data",
-    "LinearObjective",
-    "LinearPoint",
-    "Norm",
-    "PassSizes",
-    "centred",
-    "contrasts",
-    "extended",
-    "fold",
-    "hessian_of_loss",
-    "line_along",
-    "one_hot",
-    "sample",
-]
-
 _SOFTMAX = Softmax()
 
 # How the size of a gradient is measured: by its largest absolute entry, or by its Euclidean length.

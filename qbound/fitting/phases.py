@@ -17,12 +17,10 @@ from qbound.fitting.factors import ExactBlock, block_size, exact_block, input_fa
 from qbound.fitting.newton import NewtonSolver, evaluate, newton_on_sample, newton_step
 from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.quasi_newton import LbfgsMemory, empty_memory, lbfgs_steps
-from qbound.fitting.results import Certificate, Phase, Result
+from qbound.fitting.results import Certificate, FitInfo, Phase, Result
 from qbound.fitting.step import has_gained
 from qbound.fitting.stochastic import LABEL_LIMIT, epoch, first_iterate
 from qbound.models.inputs import DenseInputs
-
-__all__ = ["Fitted", "Progress", "Schedule", "minimise"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,41 +119,11 @@ class Schedule:
         return _spread_rows(rows, max(self.moment_rows, self.moment_rows_per_input * inputs))
 
 
-class Progress(NamedTuple):
-    """Where a fit stands.
-
-    Attributes:
-      phase: which phase has brought it here.
-      objective: the mean loss and the regulariser.
-      gradient_norm: the size of its gradient, in the norm of the objective.
-      steps: epochs and steps so far.
-      seconds: since the start of the fit.
-      certificate: what vouches for this step.
-      certified_decrease: what the objective was certified to fall by in this step; 0 where nothing is certified.
-      actual_decrease: what it fell by since the last entry.
-      step_length: what the direction was multiplied by; 0 for entries of more than one step.
-      cg_steps: iterations of CG in this step.
-      passes: over the data, since the last entry.
-    """
-
-    phase: Phase
-    objective: float
-    gradient_norm: float
-    steps: int
-    seconds: float
-    certificate: Certificate = Certificate.NONE
-    certified_decrease: float = 0.0
-    actual_decrease: float = 0.0
-    step_length: float = 0.0
-    cg_steps: int = 0
-    passes: float = 1.0
-
-
 class Fitted(NamedTuple):
     """What was found: parameters (n, e), the way there, how many steps and epochs it took, and how it ended."""
 
     params: Array
-    history: list[Progress]
+    history: list[FitInfo]
     steps: int
     result: Result
 
@@ -169,7 +137,7 @@ def minimise(
     certified: bool = False,
     schedule: Schedule | None = None,
     rng: np.random.RandomState | None = None,
-    callback: Callable[[Progress], None] | None = None,
+    callback: Callable[[FitInfo], None] | None = None,
 ) -> Fitted:
     """Minimise the objective until the norm of its gradient is within a tolerance.
 
@@ -325,15 +293,23 @@ class _Reached(NamedTuple):
 class _Journal:
     """The history of a fit, told to whoever wants to hear it."""
 
-    def __init__(self, callback: Callable[[Progress], None] | None):
+    def __init__(self, callback: Callable[[FitInfo], None] | None):
         self.callback, self.began, self.steps = callback, time.perf_counter(), 0
-        self.history: list[Progress] = []
+        self.history: list[FitInfo] = []
 
     def enter(self, phase: Phase, at: _Reached, by: _Reached | None = None, passes: float = 1.0):
         """Enter where a phase has led; `by` holds the certified step that was taken."""
         seconds = time.perf_counter() - self.began
         fall = self.history[-1].objective - at.objective if self.history else 0.0
-        entry = Progress(phase, at.objective, at.norm, self.steps, seconds, actual_decrease=fall, passes=passes)
+        entry = FitInfo(
+            at.objective,
+            at.norm,
+            actual_decrease=fall,
+            passes=passes,
+            steps=self.steps,
+            phase=phase,
+            seconds=seconds,
+        )
         if by is not None:
             won = Certificate.LOCAL if by.is_local else Certificate.BOUND
             entry = entry._replace(

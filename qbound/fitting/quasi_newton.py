@@ -27,8 +27,6 @@ from qbound.fitting.objective import LinearObjective, LinearPoint
 from qbound.fitting.step import has_gained, rounding_of
 from qbound.linalg.dense import times
 
-__all__ = ["LbfgsMemory", "LbfgsSteps", "empty_memory", "lbfgs_steps"]
-
 # How many steps are remembered.
 _MEMORY = 10
 # The damping of the preconditioner, in its mean eigenvalues.

@@ -199,14 +199,14 @@ class FitInfo(NamedTuple):
 
     objective: Any
     gradient_norm: Any
-    certificate: Any
-    certified_decrease: Any
-    actual_decrease: Any
-    step_length: Any
-    cg_steps: Any
-    passes: Any
-    steps: Any
-    result: Any
-    history: Any
-    phase: Any
-    seconds: Any
+    certificate: Any = Certificate.NONE
+    certified_decrease: Any = 0.0
+    actual_decrease: Any = 0.0
+    step_length: Any = 0.0
+    cg_steps: Any = 0
+    passes: Any = 1.0
+    steps: Any = 0
+    result: Any = Result.UNFINISHED
+    history: Any = None
+    phase: Any = Phase.START
+    seconds: Any = 0.0

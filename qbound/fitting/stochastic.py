@@ -23,16 +23,6 @@ from qbound.optimizers.kspfb import (
     no_directions_yet,
 )
 
-__all__ = [
-    "Iterate",
-    "LABEL_LIMIT",
-    "epoch",
-    "first_iterate",
-    "kspfb_step",
-    "label_curvature",
-    "residuals",
-]
-
 # Up to this many labels the mean curvature of the bound is a matrix.
 LABEL_LIMIT = 500
 

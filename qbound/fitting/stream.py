@@ -36,8 +36,6 @@ from qbound.optimizers.kspfb import (
     mean_direction,
 )
 
-__all__ = ["Stream", "consume", "first_stream", "rescaled"]
-
 # The learning rate: at first, after how many steps it begins to fall, and with which power of their number.
 _FIRST_RATE, _FLAT_STEPS, _POWER = 2.0, 50.0, 0.75
 # How much of the mean label curvature a step keeps.

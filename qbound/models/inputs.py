@@ -11,8 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound.linalg.dense import times
 from qbound.records import record, static
 
-__all__ = ["DenseInputs", "Design", "SparseInputs", "csr_without", "is_label"]
-
 # Long rows times few labels are faster as X V' than as V X'.
 _SHORT, _MANY_LABELS = 64, 32
 # How many entries a chunk of sparse inputs has.

@@ -9,24 +9,6 @@ import numpy as np
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 
-__all__ = [
-    "Rule",
-    "Weights",
-    "balance_or_dict",
-    "boolean",
-    "check_parameters",
-    "class_weights",
-    "equal_weights",
-    "number",
-    "one_of",
-    "or_none",
-    "sample_weights",
-    "seed",
-    "verbosity",
-    "weights_of",
-    "whole",
-]
-
 
 class Rule(NamedTuple):
     """What a value may be, in words and as a test."""

@@ -13,10 +13,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from qbound.fitting.phases import Progress
-from qbound.fitting.results import Phase
-
-__all__ = ["PHASES", "LinearClassifier", "ProgressBar", "all_or_nothing"]
+from qbound.fitting.results import FitInfo, Phase
 
 # The names of phases for users, in `history_` and on the screen.
 PHASES = {Phase.START: "start", Phase.STOCHASTIC: "stochastic", Phase.QUASI_NEWTON: "quasi_newton", Phase.NEWTON: "mm"}
@@ -109,7 +106,7 @@ class ProgressBar:
         if self.shown and self.first:
             print(file=sys.stderr)
 
-    def show(self, progress: Progress):
+    def show(self, progress: FitInfo):
         """Overwrite it."""
         if not self.shown:
             return

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["one_thread"]
-
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:

@@ -23,6 +23,7 @@ X = RNG.normal(size=(B, D)) * (RNG.random((B, D)) < 0.7)
 Y = np.argmax(X @ RNG.normal(size=(D, N)) + RNG.gumbel(size=(B, N)), axis=1)
 W = RNG.uniform(0.2, 2, B)
 SOFT = RNG.dirichlet(np.ones(N), B)
+SPARSE = scipy.sparse.csr_array(X)
 
 PLAIN = jnp.zeros((D, N))
 # With a bias, which has a penalty of its own or none, and need not be the last leaf.
@@ -149,6 +150,11 @@ def test_sparse_inputs_have_the_optimum_of_dense_ones(container, by_mm):
     found = fit(params, container(X), l2=l2)
     assert_same_optimum(found, by_mm("free bias"))
     assert set(phases_of(found[1])) == {Phase.NEWTON} and found[1].cg_steps > 0
+
+
+def test_sparse_inputs_go_with_linear_logits_in_any_wrapping():
+    found, plain = (fit(inputs=SPARSE, logits_fn=model)[0] for model in (jax.jit(linear), linear))
+    np.testing.assert_array_equal(found, plain)
 
 
 def tanh_features(weights, x):
@@ -354,7 +360,6 @@ def test_bad_values_raise_or_have_a_code(changes, result, name):
     np.testing.assert_array_equal(params, given["params"])
 
 
-SPARSE = scipy.sparse.csr_array(X)
 WRONG = {
     "labels of another length": ({"labels": Y[:-1]}, ValueError, r"labels: .*\(90,\).*got shape \(89,\)"),
     "labels of another shape": ({"labels": Y[:, None]}, ValueError, r"labels: .*got shape \(90, 1\)"),
