@@ -105,7 +105,7 @@ def factorised_labels(curvature: Float[Array, "..."]) -> LabelFactor:
 
 
 class InputFactor(NamedTuple):
-    """The factor S B S = U diag(values) U' + rest (I - UU'), with B the second moments of inputs and S = diag(scales).
+    """The factor S B S = U diag(values) U' + tail (I - UU'), with B the second moments of inputs, S = diag(scales).
 
     Scales make columns alike, so that large numbers in one do not hide the others. Without `vectors` it is a diagonal.
     Columns of U may be zero. A tuple, because it is a part of the states of optimizers.
@@ -114,13 +114,13 @@ class InputFactor(NamedTuple):
     scales: Float[Array, " e"]
     values: Float[Array, " r"]
     vectors: Float[Array, "e r"] | None
-    rest: Float[Array, ""] | None = None  # None if U is a square matrix
+    tail_eigenvalue: Float[Array, ""] | None = None  # in all other directions; None if U is a square matrix
 
     def mean_value(self) -> Float[Array, ""]:
         """The mean eigenvalue, of all directions."""
         e, r = self.scales.size, self.values.size
         total = jnp.sum(self.values)
-        return (total if self.rest is None else total + (e - r) * self.rest) / e
+        return (total if self.tail_eigenvalue is None else total + (e - r) * self.tail_eigenvalue) / e
 
 
 def factorised_inputs(moments: Float[Array, "e e"], scales: Float[Array, " e"], rank: int | None) -> InputFactor:
@@ -158,10 +158,10 @@ def solve_in_factors(
         return _apply(labels, inputs, y, inverse) * inputs.scales[None, :]
     z = times(y, inputs.vectors)
     leading = on_leading(labels.apply(z, inverse(inputs.values[None, :])), z)
-    if inputs.rest is None:
+    if inputs.tail_eigenvalue is None:
         y = times(leading, inputs.vectors.T)
     else:
-        elsewhere = inverse(inputs.rest[None, None])
+        elsewhere = inverse(inputs.tail_eigenvalue[None, None])
         y = labels.apply(y, elsewhere) + times(leading - labels.apply(z, elsewhere), inputs.vectors.T)
     return y * inputs.scales[None, :]
 
@@ -171,10 +171,10 @@ def _apply(labels: LabelFactor, inputs: InputFactor, v, function: Callable[[Arra
     if inputs.vectors is None:
         return labels.apply(v, function(inputs.values[None, :]))
     along = times(v, inputs.vectors)
-    if inputs.rest is None:
+    if inputs.tail_eigenvalue is None:
         return times(labels.apply(along, function(inputs.values[None, :])), inputs.vectors.T)
-    # As if `rest` were the eigenvalue everywhere, and then what that leaves out along U.
-    of_values, elsewhere = function(inputs.values[None, :]), function(inputs.rest[None, None])
+    # As if the tail's were the eigenvalue everywhere, and then what that leaves out along U.
+    of_values, elsewhere = function(inputs.values[None, :]), function(inputs.tail_eigenvalue[None, None])
     along = labels.apply(along, lambda a: of_values(a) - elsewhere(a))
     return labels.apply(v, elsewhere) + times(along, inputs.vectors.T)
 
@@ -203,10 +203,10 @@ class Kronecker(Curvature):
         v, u = self.layout.to_matrix(v), self._vectors()
         along = times(v, u)
         total = jnp.sum(self.labels.apply(along, lambda a: safe_sqrt(self.inputs.values)[None, :] * safe_sqrt(a)) ** 2)
-        if self.inputs.rest is None:
+        if self.inputs.tail_eigenvalue is None:
             return total
         across = self.labels.apply(v - times(along, u.T), safe_sqrt)
-        return total + self.inputs.rest * jnp.sum(across**2)
+        return total + self.inputs.tail_eigenvalue * jnp.sum(across**2)
 
     def _dense(self):
         factor = self._factor()
@@ -215,9 +215,9 @@ class Kronecker(Curvature):
     def _factor(self):
         u = self._vectors()
         root = safe_sqrt(self.inputs.values)[:, None] * u.T
-        if self.inputs.rest is not None:
+        if self.inputs.tail_eigenvalue is not None:
             across = jnp.eye(len(u), dtype=u.dtype) - times(u, u.T)
-            root = jnp.concatenate([root, safe_sqrt(self.inputs.rest) * across])
+            root = jnp.concatenate([root, safe_sqrt(self.inputs.tail_eigenvalue) * across])
         rows = jnp.kron(self.labels.factor(), root)
         return self.layout.to_vectors(rows.reshape(-1, *self.layout.shape()))
 

@@ -61,8 +61,8 @@ def input_factor(data: Data, rows: Int[Array, " k"], inputs: int, rank: int | No
     unit = scales * (largest / typical)
     moments = unit[:, None] * moments * unit[None, :]
     found = factorised_inputs(moments, scales, rank)
-    rest = None if found.rest is None else found.rest * typical**2
-    return InputFactor(scales, found.values * typical**2, found.vectors, rest)
+    tail = None if found.tail_eigenvalue is None else found.tail_eigenvalue * typical**2
+    return InputFactor(scales, found.values * typical**2, found.vectors, tail)
 
 
 def _squares(data: Data, units: Float[Array, " e"]) -> Float[Array, " e"]:

@@ -389,11 +389,11 @@ def _reached(point: LinearPoint, *known: Array) -> _Reached:
 
 def _is_enough(factor: InputFactor, at: _Reached, l2) -> bool:
     """Whether all other eigenvectors belong to curvature that is lost beside the penalty."""
-    if factor.rest is None:
+    if factor.tail_eigenvalue is None:
         return False
     labels = at.point.label_curvature
-    curvature, rest, l2 = jax.device_get((jnp.diag(labels) if labels.ndim == 2 else labels, factor.rest, l2))
-    return bool(np.mean(curvature) * rest <= np.max(l2))
+    curvature, tail, l2 = jax.device_get((jnp.diag(labels) if labels.ndim == 2 else labels, factor.tail_eigenvalue, l2))
+    return bool(np.mean(curvature) * tail <= np.max(l2))
 
 
 _input_factor = compiler.jit(input_factor, static_argnums=(2, 3))

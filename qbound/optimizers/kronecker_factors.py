@@ -180,7 +180,7 @@ def updated_inputs(
     mean = jnp.where(finite, total / count, 0)
     scales = input_scales(jnp.diag(mean)) if scaled else jnp.ones_like(mean[0])
     old = inputs.factor_of_inputs
-    rank = None if old.rest is None else old.values.size
+    rank = None if old.tail_eigenvalue is None else old.values.size
     factor = factorised_inputs(scales[:, None] * mean * scales[None, :], scales, rank)
     finite = finite & trees.all_finite(factor)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), KspfbInputs(total, count, factor), inputs)

@@ -40,7 +40,8 @@ def dense(factor):
         return np.diag(np.asarray(factor.values))
     vectors = np.asarray(factor.vectors, np.float64)
     matrix = vectors @ np.diag(np.asarray(factor.values)) @ vectors.T
-    return matrix if factor.rest is None else matrix + float(factor.rest) * (np.eye(E) - vectors @ vectors.T)
+    tail = factor.tail_eigenvalue
+    return matrix if tail is None else matrix + float(tail) * (np.eye(E) - vectors @ vectors.T)
 
 
 def label_curvature(seed=1):
@@ -88,7 +89,7 @@ def test_few_eigenvectors_are_the_leading_ones_and_the_rest_shares_what_is_left(
     overlap = np.linalg.svd(np.asarray(some.vectors).T @ np.asarray(whole.vectors[:, -2:]), compute_uv=False)
     assert np.all(overlap > 0.95)
     # Few inputs have all of them.
-    assert factor_of(x, weights, rows, 3).rest is None
+    assert factor_of(x, weights, rows, 3).tail_eigenvalue is None
 
 
 @pytest.mark.parametrize("labels_are_diagonal", [False, True], ids=["label matrix", "label diagonal"])
@@ -207,7 +208,7 @@ def test_exact_block_is_the_inverse_of_the_hessian_on_leading_inputs(size):
 @pytest.mark.parametrize("rank", [None, 2], ids=["all eigenvectors", "few eigenvectors"])
 def test_solution_with_a_block_has_it_on_leading_inputs_and_the_product_on_the_others(rank):
     factor, block = factor_and_block(problem(), np.arange(B, dtype=np.int32), 2, rank)
-    assert len(block.factor) == 2 * (N - 1) and (factor.rest is None) == (rank is None)
+    assert len(block.factor) == 2 * (N - 1) and (factor.tail_eigenvalue is None) == (rank is None)
     labels = label_factor(jnp.asarray(label_curvature()))
     g = np.random.default_rng(3).normal(size=(N, E))
     found = kronecker_solve(labels, factor, jnp.asarray(g), jnp.asarray(L2), RELATIVE, block)

@@ -63,7 +63,7 @@ def test_weights_may_change_their_unit_in_a_stream(limit):
 
 def dense_factor(factor):
     s, u, v = (np.asarray(a, float) for a in (factor.scales, factor.vectors, factor.values))
-    inner = u @ np.diag(v - float(factor.rest)) @ u.T + float(factor.rest) * np.eye(len(s))
+    inner = u @ np.diag(v - float(factor.tail_eigenvalue)) @ u.T + float(factor.tail_eigenvalue) * np.eye(len(s))
     return inner / s[:, None] / s[None, :]
 
 

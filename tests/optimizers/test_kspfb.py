@@ -207,7 +207,7 @@ def test_few_eigenvectors_of_inputs_give_the_mean_of_the_others_to_all_other_dir
     values, vectors = np.linalg.eigh(moments(x, bias=False))
     rest = values[:20].mean()
     b = (vectors[:, 20:] * values[20:]) @ vectors[:, 20:].T + rest * vectors[:, :20] @ vectors[:, :20].T
-    np.testing.assert_allclose(inputs.rest, rest, rtol=0.1)
+    np.testing.assert_allclose(inputs.tail_eigenvalue, rest, rtol=0.1)
     expected = dense_solve(label_curvature(x @ params), b, np.asarray(grads), 0.05)
     # The leading eigenvectors are found about, the smallest of them worst.
     np.testing.assert_allclose(updates, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
@@ -239,7 +239,7 @@ def test_few_inputs_have_all_their_eigenvectors_whatever_the_rank():
     for rank in (None, 2, 128):
         tx = qbound.scale_by_kspfb(qbound.linear_logits, damping=0.03, input_rank=rank)
         inputs = tx.init(p.params).kspfb_factors.kspfb_inputs.factor_of_inputs
-        assert (inputs.rest is None) == (rank != 2), rank
+        assert (inputs.tail_eigenvalue is None) == (rank != 2), rank
     few, all_of_them = (
         one_update(qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3, input_rank=rank), p.params, p.inputs)[0]
         for rank in (128, None)
