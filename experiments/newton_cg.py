@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import qbound
 from qbound import trees
 from qbound.curvature import ModelCurvature
+from qbound.fitting.step import forcing_tolerance
 from qbound.linalg import cg
 from qbound.models.linear import linearise
 
@@ -58,12 +59,11 @@ def newton_cg(params, inputs, labels, l2, tolerance, *, max_steps=100, max_cg_st
     def step(state: _State) -> _State:
         terms = jax.vmap(lambda h: qbound.second_order_expansion(h).curvature)(state.logits)
         hessian = ModelCurvature(terms, weights, linear_map)
-        rough = jnp.minimum(0.5, jnp.sqrt(state.norm / first_norm))
         s, cg_steps = cg.iterate(
             lambda v: hessian.mv(v) + l2 * v,
             state.gradient,
             max_steps=max_cg_steps,
-            tolerance=jnp.maximum(rough, tolerance / (2 * state.norm)),
+            tolerance=forcing_tolerance(state.norm, first_norm, tolerance, 0.5),
         )
         u = linear_map.forward(s)
         slope = trees.dot(state.gradient, s)

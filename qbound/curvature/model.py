@@ -266,7 +266,7 @@ DIRECT_ADVANTAGE = 8
 JACOBIAN_LIMIT = 2**26
 
 
-def solve(
+def solve_damped(
     solver: Solver,
     curvature: Curvature,
     g: Any,

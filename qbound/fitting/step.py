@@ -236,7 +236,7 @@ class MMOptions:
         return self.curvature in ("auto", "hessian")
 
 
-class Point(NamedTuple):
+class MMPoint(NamedTuple):
     """The objective at some parameters."""
 
     params: Any
@@ -246,13 +246,13 @@ class Point(NamedTuple):
     gradient_norm: Array
 
 
-def point_at(problem: Problem, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]) -> Point:
+def point_at(problem: Problem, linear_map: BatchMap, params: Any, logits: Float[Array, "b n"]) -> MMPoint:
     """The point with given logits: half a pass over the data, and half of one has made the logits."""
     objective, gradient = problem.value_and_gradient(linear_map, params, logits)
-    return Point(params, logits, objective, gradient, trees.norm(gradient))
+    return MMPoint(params, logits, objective, gradient, trees.norm(gradient))
 
 
-def first_state(problem: Problem, point: Point) -> MMState:
+def first_state(problem: Problem, point: MMPoint) -> MMState:
     """Before any step."""
     finite = jnp.isfinite(point.objective) & trees.all_finite(point.gradient)
     unable = (problem.verdict == Result.UNFINISHED) & ~finite
@@ -275,7 +275,7 @@ def take_step(
     dtype = state.objective.dtype
     eta, tolerance = jnp.asarray(eta, dtype), jnp.asarray(tolerance, dtype)
     # 1. The direction s, from the bound or from the Hessian. Whatever s is, the rest is right.
-    s, cg_steps, passes = _direction(problem, linear_map, state, options, tolerance, cg_tolerance)
+    s, cg_steps, passes = mm_direction(problem, linear_map, state, options, tolerance, cg_tolerance)
     s = trees.cast_like(s, state.gradient)
     if isinstance(linear_map, KroneckerMap):
         s = _without_rounding_of_the_common_part(problem, s, state.params)
@@ -342,7 +342,7 @@ def model_of(
         return *linearise(logits_fn, params, inputs), logits_of
 
 
-def _direction(problem, linear_map, state, options, tolerance, cg_tolerance):
+def mm_direction(problem, linear_map, state, options, tolerance, cg_tolerance):
     """An approximate solution of (C + l2) s = g, the steps of CG, and the passes over the data it took."""
     g = state.gradient
     bound = functools.partial(_terms, problem.family.bound, state.logits)
@@ -395,7 +395,7 @@ def _without_rounding_of_the_common_part(problem, s, params):
 
 
 def _rounded_step(
-    problem, linear_map, state: MMState, s, u, step: StepLength, point: Point, moved
+    problem, linear_map, state: MMState, s, u, step: StepLength, point: MMPoint, moved
 ) -> tuple[StepLength, Array]:
     """The step to the parameters as they were rounded, `moved` from the old ones; and the passes that knowing it took.
 
@@ -430,7 +430,7 @@ def _solve(matrix, problem, g):
     return unravel(solve_scaled(matrix + jnp.diag(l2), g))
 
 
-def _next_state(state: MMState, point: Point, certified, newton) -> MMState:
+def _next_state(state: MMState, point: MMPoint, certified, newton) -> MMState:
     """The state after an accepted step."""
     progress = jnp.where(newton, _PROGRESS, 1)
     gained = has_gained(point.gradient_norm, state.least_norm, certified, point.objective, progress)

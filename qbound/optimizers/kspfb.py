@@ -180,7 +180,7 @@ def scale_by_kspfb(
     """
     options = locals()
     checks.positive("damping", damping)
-    return _direction(KspfbOptions(**options))
+    return kspfb_direction(KspfbOptions(**options))
 
 
 def kspfb(
@@ -262,7 +262,7 @@ def kspfb(
         raise ValueError(
             "damping: expected l2 + damping + relative_damping > 0, because the curvature is singular; got 0 for all"
         )
-    direction = _direction(KspfbOptions(**options))
+    direction = kspfb_direction(KspfbOptions(**options))
     return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "kspfb")
 
 
@@ -322,7 +322,7 @@ class KspfbOptions:
         return layout_of(params, self.logits_fn, self.features_fn, self.output_axis)
 
 
-class Batch(NamedTuple):
+class BatchRows(NamedTuple):
     """The rows of a batch: what the weights are applied to, the logits, and weights that sum to 1; None if all equal.
 
     Features are in the dtype they came in.
@@ -336,7 +336,7 @@ class Batch(NamedTuple):
 # One update.
 
 
-def _direction(options: KspfbOptions) -> CurvatureTransform:
+def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
     """The transform from gradients to s, (A (x) B + (l2 + damping) I) s = gradient + l2 params."""
 
     def remember(params) -> tuple[Array, KspfbFactors]:
@@ -441,7 +441,7 @@ def batch_damping(relative: Any, examples: int) -> Any:
     return relative * max(1.0, TYPICAL_BATCH / examples)
 
 
-def _updated_factors(options, layout, memory, batch: Batch, out_of_turn) -> KspfbFactors:
+def _updated_factors(options, layout, memory, batch: BatchRows, out_of_turn) -> KspfbFactors:
     """The factors with a batch, if it is their turn, or out of turn."""
     count, (inputs, labels) = memory
     decay = jnp.asarray(checks.fraction("decay", options.decay), batch.logits.dtype)
@@ -464,7 +464,7 @@ def _updated_factors(options, layout, memory, batch: Batch, out_of_turn) -> Kspf
     return KspfbFactors(inputs, jax.lax.cond(due, with_labels, lambda old: old, labels))
 
 
-def _checked_batch(options, layout, params, inputs, example_weights) -> Batch:
+def _checked_batch(options, layout, params, inputs, example_weights) -> BatchRows:
     """The rows of a batch, if they fit the parameters."""
     inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
     dtype = parameter_dtype(params)
@@ -487,10 +487,10 @@ def _checked_batch(options, layout, params, inputs, example_weights) -> Batch:
         weights = full_weights("example_weights", example_weights, logits.shape[:-1], dtype)
         weights = normalised(weights).reshape(-1)
     logits = logits.reshape(-1, n).astype(dtype)
-    return Batch(jnp.asarray(features).reshape(len(logits), -1), logits, weights)
+    return BatchRows(jnp.asarray(features).reshape(len(logits), -1), logits, weights)
 
 
-def _some_rows(options, batch: Batch) -> tuple[Float[Array, "b n"], Float[Array, " b"]]:
+def _some_rows(options, batch: BatchRows) -> tuple[Float[Array, "b n"], Float[Array, " b"]]:
     """The logits of some examples, and their weights."""
     rows, weights = len(batch.logits), batch.weights
     if options.label_examples is None or rows <= options.label_examples:
@@ -628,7 +628,7 @@ def wants_factors(limit: KspfbLimit, count: Int[Array, ""], every: int) -> tuple
     )
 
 
-def _ratio(options, layout, batch: Batch, g, s, l2) -> Float[Array, ""]:
+def _ratio(options, layout, batch: BatchRows, g, s, l2) -> Float[Array, ""]:
     """The ratio s'Bs / g's, with B the curvature of the bound of this batch, and l2."""
     # In units of the largest entry of s, whose square may be too large a number.
     unit = trees.largest(s)

@@ -80,7 +80,7 @@ def scale_by_lspfb(
     """
     options = locals()
     checks.positive("damping", damping)
-    return _direction(**options)
+    return lspfb_direction(**options)
 
 
 def lspfb(
@@ -149,11 +149,12 @@ def lspfb(
     options = locals()
     check_some_damping(l2, damping)
     rate = learning_rate if options.pop("limit_steps") else None
-    direction = _direction(**{**options, "learning_rate": rate})
+    direction = lspfb_direction(**{**options, "learning_rate": rate})
     return keep_params_finite(optax.chain(direction, optax.scale_by_learning_rate(learning_rate)), "spfb")
 
 
-def _direction(*, rank, method, decay, block_size, **options_of_spfb) -> CurvatureTransform:
+def lspfb_direction(*, rank, method, decay, block_size, **options_of_spfb) -> CurvatureTransform:
+    """That of SPFB with a low-rank bound, and with its solve apart."""
     sketch = SketchOptions(rank=rank, method=method, decay=decay, block_size=block_size)
     options = SpfbOptions(sketch=sketch, **options_of_spfb)
     transform = spfb_direction(options)

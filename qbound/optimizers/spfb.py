@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, compiler, trees
 from qbound.curvature import Curvature, LowRank
-from qbound.curvature.model import SOLVERS, Solver, curvature_by_example, mean_curvature, solve
+from qbound.curvature.model import SOLVERS, Solver, curvature_by_example, mean_curvature, solve_damped
 from qbound.families.softmax import Softmax
 from qbound.models.base import full_weights
 from qbound.models.linear import logits_shape
@@ -423,7 +423,7 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
             preconditioner, precondition = precondition.prepare(
                 preconditioner, params, damping, inputs=inputs, example_weights=example_weights
             )
-        solution = solve(
+        solution = solve_damped(
             options.solver,
             batch.of_step,
             g,

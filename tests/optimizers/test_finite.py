@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import qbound
 from qbound import trees
-from qbound.curvature.model import solve
+from qbound.curvature.model import solve_damped
 from qbound.linalg.cg import conjugate_gradients
 from qbound.linalg.dense import solve_dense
 from qbound.optimizers import spfb as step
@@ -204,11 +204,11 @@ def test_solution_that_raises_its_own_quadratic_is_not_taken(monkeypatch, error,
     """As solvers find them where numbers are too large for a factorisation."""
 
     def wrong(*arguments, **options):
-        found = solve(*arguments, **options)
+        found = solve_damped(*arguments, **options)
         vector, product = (trees.scale(jnp.asarray(error), part) for part in (found.vector, found.product))
         return found._replace(vector=vector, product=product)
 
-    monkeypatch.setattr(step, "solve", wrong)
+    monkeypatch.setattr(step, "solve_damped", wrong)
     p = problems.linear(b=10)
     tx = qbound.spfb(0.1, problems.affine, l2=1e-2)
     updates, state = problems.first_update(tx, problems.affine, p.params, p.inputs, p.labels)

@@ -215,7 +215,7 @@ def test_where_there_is_no_gradient_there_is_no_step_and_no_error():
 def test_ratio_of_a_step_uphill_is_not_a_number():
     p = problems.linear(b=9)
     layout = kronecker_factors.layout_of(p.params, problems.affine, None, 1)
-    batch = kspfb.Batch(p.inputs, problems.affine(p.params, p.inputs), None)
+    batch = kspfb.BatchRows(p.inputs, problems.affine(p.params, p.inputs), None)
     options = types.SimpleNamespace(family=Softmax())
     for sign in (1, -1):
         s = jax.tree.map(lambda leaf, sign=sign: sign * leaf, p.params)
