@@ -67,7 +67,7 @@ def _scikit_learn(name: str) -> Contestant:
 # Peers that have one may choose from three, with each of the lengths.
 CONTESTANTS = {
     # The fastest first: a run has a limit, a multiple of the time of the best before it.
-    "linear_fit": Contestant("qbound.linear.fit", True, "jax", "estimator:linear_fit"),
+    "linear_fit": Contestant("qbound.fit", True, "jax", "estimator:linear_fit"),
     "estimator": Contestant("qbound LogisticRegression", True, "jax", "estimator:estimator"),
     "kspfb": _optax("KSPFB", "kspfb", 2.0, ours=True, damping=2.0),
     "mm": Contestant("qbound.mm", True, "jax", "full_batch:mm"),
