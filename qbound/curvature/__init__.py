@@ -4,7 +4,6 @@ from qbound.curvature.base import Curvature
 from qbound.curvature.centered import Centered
 from qbound.curvature.combined import Batch, Scaled, Sum
 from qbound.curvature.dense import Dense
-from qbound.curvature.kronecker import Kronecker
 from qbound.curvature.low_rank import LowRank
 from qbound.curvature.model import ModelCurvature, Pieces
 from qbound.curvature.pullback import Pullback
@@ -14,7 +13,6 @@ __all__ = [
     "Centered",
     "Curvature",
     "Dense",
-    "Kronecker",
     "LowRank",
     "ModelCurvature",
     "Pieces",

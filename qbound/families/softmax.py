@@ -197,7 +197,9 @@ class SoftmaxLine(LineRows):
         if self.family == Softmax("max_first") and len(self.p) <= _FEW_LABELS:
             return weighted_sum(self.weights, quadratics_by_label(self.log_p, self.e))
         one = lambda h, u: self.family.bound(h).curvature._quadratic(u)  # noqa: E731
-        return weighted_sum(self.weights, jax.vmap(one, in_axes=1)(self.log_p, self.e))
+        # A label of no probability is not one that is removed.
+        h = jnp.where(self.removed, self.log_p, jnp.maximum(self.log_p, jnp.finfo(self.log_p.dtype).min))
+        return weighted_sum(self.weights, jax.vmap(one, in_axes=1)(h, self.e))
 
     def remainder(self, eta):
         x = -eta * self.e

@@ -88,7 +88,7 @@ def fit(
         raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1; got {seed!r}")
     if callback is not None:
         checks.function("callback", callback)
-    is_sparse = isinstance(inputs, SparseInputs) or hasattr(inputs, "tocsr")
+    is_sparse = hasattr(inputs, "tocsr")
     check_arrays(None if is_sparse else inputs, labels, l2, example_weights)
     # Under `jax.jit` a new array is traced, whatever was given.
     arrays = (jnp.zeros(()), params, None if is_sparse else inputs, labels, l2, example_weights)
@@ -130,7 +130,7 @@ def fit(
 def _is_linear(logits_fn, params, inputs, labels, is_sparse: bool) -> bool:
     """Whether the fit can go in phases."""
     if is_sparse:
-        rows = jax.ShapeDtypeStruct(_shape_of_sparse(inputs), working_dtype(*jax.tree.leaves(params)))
+        rows = jax.ShapeDtypeStruct(inputs.shape, working_dtype(*jax.tree.leaves(params)))
         if not is_linear_logits(logits_fn, params, rows):
             raise TypeError("inputs: expected arrays, unless logits_fn is qbound.linear_logits; got a sparse matrix")
         if not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -177,21 +177,15 @@ def _linear_problem(params, inputs, labels, l2, weights) -> tuple[jax.Array, Lin
 
 def _logits_shape(params, inputs) -> tuple[int, ...]:
     """The shape (..., n) of the logits, after the checks of `linear_logits`."""
-    if hasattr(inputs, "tocsr") and inputs.dtype.kind not in "biuf":
-        raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
-    if isinstance(inputs, SparseInputs) or hasattr(inputs, "tocsr"):
-        inputs = jax.ShapeDtypeStruct(_shape_of_sparse(inputs), jnp.float32)
+    if hasattr(inputs, "tocsr"):
+        if inputs.dtype.kind not in "biuf":
+            raise TypeError(f"inputs: expected real numbers; got dtype {inputs.dtype}")
+        inputs = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     return logits_shape(linear_logits, params, inputs)
-
-
-def _shape_of_sparse(inputs) -> tuple[int, int]:
-    return inputs.shape() if isinstance(inputs, SparseInputs) else inputs.shape
 
 
 def _design(inputs, dtype, counts: np.ndarray) -> Design:
     """Inputs as a design, where examples that do not count are 0."""
-    if isinstance(inputs, SparseInputs):
-        return inputs
     if hasattr(inputs, "tocsr"):
         return SparseInputs.from_csr(csr_without(inputs.tocsr(), ~counts), dtype)
     x = jnp.asarray(inputs)

@@ -14,7 +14,7 @@ from qbound.linalg.dense import HIGHEST, gram
 from qbound.records import record, static
 from qbound.types import Parameters, working_dtype
 
-# Linear maps from parameters to logits: explicit features, or a function with its transpose.
+# Linear maps from parameters to logits.
 
 
 class LinearMap(abc.ABC):
@@ -111,13 +111,7 @@ def _as_pytree(function: Callable) -> Callable:
     return jax.tree_util.Partial(function) if is_leaf else function
 
 
-# From a model and a batch to logits and their linear map.
-#
-# A model is a function `logits_fn(params, inputs)` from parameters and a batch of inputs to logits (b, n) or (..., n).
-# At given parameters and inputs it becomes a `BatchMap`: the logits, one row for each example (and position), are
-# linear in a displacement of the parameters. For any function that is its Jacobian, by `jvp` and `vjp`. For
-# `linear_logits` it is known to be a Kronecker product, which direct solvers make use of: the structure is declared by
-# choosing that function and never guessed.
+# The logits of a batch, as a linear map of parameters.
 
 
 class BatchMap(abc.ABC):
@@ -186,10 +180,9 @@ class JacobianMap(BatchMap):
         return self.map.transpose_rows(units).reshape(b, n, -1)
 
 
-# The curvature of a model on a batch, whole or in pieces; the one place that says mean.
-#
-# Inputs are any tree of arrays. Its leaves have a leading axis of examples, except those that all examples share, such
-# as parameters that are not trained: `axes` says which, as `in_axes` of `jax.vmap` does.
+# What a batch is: weights of its examples, and inputs that are any tree of arrays. Its leaves have a leading axis of
+# examples, except those that all examples share, such as parameters that are not trained: `axes` says which, as
+# `in_axes` of `jax.vmap` does.
 
 
 def normalised(weights: Float[Array, "..."]) -> Float[Array, "..."]:

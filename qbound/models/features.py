@@ -13,8 +13,6 @@ from qbound.models.base import FunctionPair, LinearMap, _as_pytree, linearised
 from qbound.records import record
 from qbound.types import working_dtype
 
-# Linear maps from parameters to logits: explicit features, or a function with its transpose.
-
 
 @final
 @record

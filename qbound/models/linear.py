@@ -3,8 +3,8 @@
 A model is a function `logits_fn(params, inputs)` from parameters and a batch of inputs to logits (b, n) or (..., n). At
 given parameters and inputs it becomes a `BatchMap`: the logits, one row for each example (and position), are linear in
 a displacement of the parameters. For any function that is its Jacobian, by `jvp` and `vjp`. For `linear_logits` it is
-known to be a Kronecker product, which direct solvers make use of: the structure is declared by choosing that function
-and never guessed.
+known to be a Kronecker product, which direct solvers make use of. A model is `linear_logits` if it computes the same
+program, whatever it is wrapped in.
 """
 
 from collections.abc import Callable

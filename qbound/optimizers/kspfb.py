@@ -178,7 +178,7 @@ def scale_by_kspfb(
       >>> updates.shape
       (20, 3)
     """
-    options = locals()
+    options = dict(locals())
     checks.positive("damping", damping)
     return kspfb_direction(KspfbOptions(**options))
 
@@ -256,7 +256,7 @@ def kspfb(
       >>> print(f"{loss(params):.2f}")
       0.19
     """
-    options = locals()
+    options = dict(locals())
     numbers = [checks.nonnegative(name, options[name]) for name in ("l2", "damping", "relative_damping")]
     if all(checks.is_number(number) and number == 0 for number in numbers):
         raise ValueError(
@@ -460,7 +460,6 @@ def _updated_factors(options, layout, memory, batch: BatchRows, out_of_turn) -> 
         return updated_labels(old, decay, *_some_rows(options, batch), options.family)
 
     due = is_due(options.label_every, labels.factor_label_batches)
-    # No more than these, so that nothing of the inputs is copied.
     return KspfbFactors(inputs, jax.lax.cond(due, with_labels, lambda old: old, labels))
 
 

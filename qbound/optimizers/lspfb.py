@@ -15,6 +15,7 @@ from qbound.optimizers.base import (
     check_some_damping,
     curvature_transform,
     given,
+    is_narrow,
     keep_params_finite,
     parameter_dtype,
 )
@@ -78,7 +79,7 @@ def scale_by_lspfb(
       >>> updates.shape
       (20, 3)
     """
-    options = locals()
+    options = dict(locals())
     checks.positive("damping", damping)
     return lspfb_direction(**options)
 
@@ -146,7 +147,7 @@ def lspfb(
       >>> print(f"{loss(params):.2f}")
       0.35
     """
-    options = locals()
+    options = dict(locals())
     check_some_damping(l2, damping)
     rate = learning_rate if options.pop("limit_steps") else None
     direction = lspfb_direction(**{**options, "learning_rate": rate})
@@ -164,7 +165,7 @@ def lspfb_direction(*, rank, method, decay, block_size, **options_of_spfb) -> Cu
 
     def prepare(carried, params, damping, *, inputs=None, example_weights=None):
         inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-        model = widened(options.logits_fn)
+        model = widened(options.logits_fn) if is_narrow(params) else options.logits_fn
         shape = logits_shape(model, params, inputs)[:-1]
         weights = full_weights("example_weights", example_weights, shape, parameter_dtype(params))
         curvature, carried = low_rank_curvature(options, model, carried, params, inputs, weights)

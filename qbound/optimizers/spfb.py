@@ -180,7 +180,7 @@ def scale_by_spfb(
       >>> updates.shape, bool(optax.tree.get(state, "spfb_converged"))
       ((4,), True)
     """
-    options = locals()
+    options = dict(locals())
     checks.positive("damping", damping)
     return spfb_direction(SpfbOptions(**options))
 
@@ -268,7 +268,7 @@ def spfb(
       >>> print(f"{loss(params):.2f}")
       0.29
     """
-    options = locals()
+    options = dict(locals())
     check_some_damping(l2, damping)
     rate = learning_rate if options.pop("limit_steps") else None
     direction = spfb_direction(SpfbOptions(**{**options, "learning_rate": rate}))

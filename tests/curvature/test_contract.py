@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import qbound
-from qbound.curvature import Batch, Centered, Curvature, Dense, Kronecker, LowRank, Scaled, Sum
-from qbound.curvature.kronecker import BohningLabels, DiagonalLabels, InputFactor, SpectralLabels
+from qbound.curvature import Batch, Centered, Curvature, Dense, LowRank, Scaled, Sum
 from qbound.curvature.model import mean_curvature
-from qbound.models.linear import MatrixLayout
 
 RNG = np.random.default_rng(0)
 LOGITS = 2 * RNG.normal(size=6)
@@ -79,27 +77,6 @@ def _low_rank(dtype, shapes):
     return LowRank(*arrays, parameters=(structure, tuple(leaves)))
 
 
-def _kronecker(dtype, output_axis, bohning=False, d=3, n=4, rank=None, diagonal=False):
-    rng = np.random.default_rng(4)
-    shape = (d, n) if output_axis == 1 else (n, d)
-    tree = {"weights": jax.ShapeDtypeStruct(shape, dtype), "bias": jax.ShapeDtypeStruct((n,), dtype)}
-    leaves, structure = jax.tree.flatten(tree)
-    values, vectors = np.linalg.eigh(_psd(d + 1, 3))
-    labels = BohningLabels(n, jnp.dtype(dtype))
-    if not bohning:
-        orthogonal, _ = np.linalg.qr(rng.normal(size=(n, n)))
-        labels = SpectralLabels(jnp.asarray([0.0, 0.1, 1.0, 2.0], dtype), jnp.asarray(orthogonal, dtype))
-    values, rest = np.maximum(values, 0), None
-    if rank is not None:  # the last vectors but one, and a column of zeros
-        values, vectors, rest = np.append(values[-rank:], 0), np.c_[vectors[:, -rank:], np.zeros(d + 1)], 0.3
-    scales, values, vectors = (jnp.asarray(x, dtype) for x in (np.ones(d + 1), values, vectors))
-    if diagonal:
-        labels, vectors = DiagonalLabels(jnp.asarray([0.0, 0.1, 1.0, 2.0], dtype)), None
-    rest = None if rest is None else jnp.asarray(rest, dtype)
-    layout = MatrixLayout(structure, tuple(leaves), output_axis)
-    return Kronecker(labels, InputFactor(scales, values, vectors, rest), layout)
-
-
 CURVATURES: dict[str, Callable[..., Curvature]] = {
     "dense": lambda dtype: Dense(jnp.asarray(_psd(5, 3), dtype)),
     "centered": lambda dtype: Centered(jnp.asarray([0.5, 0.0, 2.0, 1.0], dtype)),
@@ -124,11 +101,6 @@ CURVATURES: dict[str, Callable[..., Curvature]] = {
     "model, network, fewer rows than parameters": functools.partial(_model, b=2, hidden=5),
     "low rank": lambda dtype: _low_rank(dtype, None),
     "low rank, of a tree": lambda dtype: _low_rank(dtype, {"b": (2,), "a": (3, 2)}),
-    "kronecker": lambda dtype: _kronecker(dtype, output_axis=1),
-    "kronecker, Böhning's, transposed": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True),
-    "kronecker, diagonals": lambda dtype: _kronecker(dtype, output_axis=0, diagonal=True),
-    "kronecker, few vectors": lambda dtype: _kronecker(dtype, output_axis=1, rank=2),
-    "kronecker, Böhning's, few vectors": lambda dtype: _kronecker(dtype, output_axis=0, bohning=True, rank=1),
     "model in pieces, network": functools.partial(_model, b=11, hidden=2, microbatch_size=4),
 }
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
@@ -251,7 +223,6 @@ def test_damping_must_be_positive(name):
         "sum",
         "batch",
         "low rank",
-        "kronecker",
         "model, linear",
         "model, network",
         "model in pieces, network",

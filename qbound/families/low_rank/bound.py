@@ -20,8 +20,6 @@ from qbound.linalg.dense import safe_sqrt, sum_of_many, times
 from qbound.quadratic import QuadraticBound
 from qbound.types import Order, working_dtype
 
-# From the rows of a curvature to V'S V + D above it.
-
 Method = Literal["paper", "exact", "frequent_directions"]
 
 METHODS = ("paper", "exact", "frequent_directions")
@@ -50,7 +48,7 @@ def low_rank(
     """A low-rank curvature above `curvature`, made by `curvature_by_example`, or above `start` + it."""
     parameters = vectors_of(curvature)
     size = trees.size(curvature.domain())
-    dtype = jax.tree.leaves(curvature.domain())[0].dtype
+    dtype = working_dtype(*jax.tree.leaves(curvature.domain()))
     first = nothing(rank, size, dtype) if start is None else Split(*_parts(start))
     split = compress_rows(row_source(curvature), first, method=method, block_size=block_size)
     return LowRank(*split, parameters=parameters)
