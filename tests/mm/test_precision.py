@@ -11,8 +11,7 @@ import pytest
 import qbound
 from qbound import mm, trees
 from qbound.fitting.line import StepLength
-from qbound.fitting.step import _noise, _rounded_step, evaluate, make_problem
-from qbound.models.linear import linearise
+from qbound.fitting.step import _noise, _rounded_step, make_problem, model_of, point_at
 from tests.mm import problems
 
 
@@ -282,14 +281,14 @@ def rounded(part, l2, inputs, params, labels, shares=1.0):
     """A step along the gradient that leads only `part` of the way: as aimed at, as taken, and what that decreases."""
     problem = make_problem(qbound.linear_logits, params, inputs, labels, None, l2)
     state = mm.init(qbound.linear_logits, params, inputs, labels, l2=l2)
-    _, linear_map = linearise(qbound.linear_logits, params, inputs)
+    _, linear_map, logits_of = model_of(qbound.linear_logits, params, inputs)
     s, u = state.gradient, linear_map.forward(state.gradient)
     line = problem.line(state.logits, u, jnp.sum(s * s), problem.penalty(s, s))
     length = jnp.asarray(0.3)
     actual = line.decrease(length)
     aimed = StepLength(length, 0.9 * actual, actual, jnp.array(True))
     moved = length * s * jnp.where(shares == 0, 1.0, part)
-    point = evaluate(problem, qbound.linear_logits, inputs, params - moved)
+    point = point_at(problem, linear_map, params - moved, logits_of(params - moved))
     taken, passes = _rounded_step(problem, linear_map, state, s, u, aimed, point, moved)
     return aimed, taken, passes, state.objective - point.objective
 
