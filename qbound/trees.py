@@ -71,6 +71,12 @@ def all_finite(a: Any) -> Bool[Array, ""]:
     return jax.tree.reduce(jnp.logical_and, finite, jnp.asarray(True))
 
 
+def shapes(a: Any) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]:
+    """The structure, and the shape and dtype of each leaf: hashable, for the static fields of records."""
+    leaves, structure = jax.tree.flatten(a)
+    return structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+
+
 def size(a: Any) -> int:
     """The number of entries."""
     return sum(leaf.size for leaf in jax.tree.leaves(a))

@@ -4,9 +4,11 @@ import abc
 from typing import Any
 
 import jax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from qbound import checks
+from qbound.linalg.dense import solve_dense, solve_factored
 from qbound.types import Parameters, Scalar
 
 
@@ -48,6 +50,11 @@ class Curvature(abc.ABC):
         """The solution s of (C + damping I) s = g, for damping > 0 (NaN for an array that is not)."""
         return self._solve(self._vector("g", g), checks.positive("damping", damping))
 
+    def solve_dense(self, g: Parameters, damping: Scalar) -> Parameters:
+        """As `solve`, by Cholesky in the space of the d parameters: O(d^3), and what `dense` takes."""
+        g, unravel = ravel_pytree(self._vector("g", g))
+        return unravel(solve_dense(self._dense(), g, checks.positive("damping", damping)))
+
     @abc.abstractmethod
     def _mv(self, v: Any) -> Any: ...
 
@@ -60,8 +67,13 @@ class Curvature(abc.ABC):
     @abc.abstractmethod
     def _factor(self) -> Array: ...
 
-    @abc.abstractmethod
-    def _solve(self, g: Any, damping: Scalar) -> Any: ...
+    def _solve(self, g: Any, damping: Scalar) -> Any:
+        """By the factor if it has fewer rows than columns, by the matrix otherwise."""
+        rows, columns = jax.eval_shape(lambda curvature: curvature._factor(), self).shape
+        if rows >= columns:
+            return self.solve_dense(g, damping)
+        g, unravel = ravel_pytree(g)
+        return unravel(solve_factored(self._factor(), g, damping))
 
     def _vector(self, name: str, v: Parameters) -> Any:
         """The argument `name`, which must be a vector of the domain."""

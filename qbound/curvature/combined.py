@@ -4,12 +4,11 @@ from typing import final
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from qbound import checks, trees
 from qbound.curvature.base import Curvature
-from qbound.linalg.dense import gram_of_many, safe_sqrt, solve_dense, solve_factored, weighted_sum_of_many
+from qbound.linalg.dense import gram_of_many, safe_sqrt, weighted_sum_of_many
 from qbound.records import record
 
 
@@ -65,9 +64,6 @@ class Sum(Curvature):
     def _factor(self):
         return jnp.concatenate([term.factor() for term in self.terms])
 
-    def _solve(self, g, damping):
-        return _solve_by_smaller_side(self, g, damping)
-
 
 @final
 @record
@@ -97,9 +93,6 @@ class Batch(Curvature):
         rows = jax.vmap(lambda term: term.factor())(self.terms)
         return trees.weighted(safe_sqrt(self.weights), rows).reshape(-1, rows.shape[-1])
 
-    def _solve(self, g, damping):
-        return _solve_by_smaller_side(self, g, damping)
-
 
 def _one_of(batch):
     """The shapes of one member of a batch made by `vmap`."""
@@ -113,12 +106,3 @@ def _factor_shape(curvature):
 
 def _sum_of(trees):
     return jax.tree.map(lambda *leaves: sum(leaves), *trees)
-
-
-def _solve_by_smaller_side(curvature, g, damping):
-    """By the factor if it has fewer rows than columns, by the matrix otherwise."""
-    g, unravel = ravel_pytree(g)
-    rows, columns = _factor_shape(curvature)
-    if rows < columns:
-        return unravel(solve_factored(curvature._factor(), g, damping))
-    return unravel(solve_dense(curvature._dense(), g, damping))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qbound.curvature.base import Curvature, domain_of
-from qbound.linalg.dense import solve_dense, symmetric_root, times
+from qbound.linalg.dense import symmetric_root, times
 from qbound.records import record
 
 
@@ -32,6 +32,3 @@ class Dense(Curvature):
 
     def _factor(self):
         return symmetric_root(self.matrix)
-
-    def _solve(self, g, damping):
-        return solve_dense(self.matrix, g, damping)

@@ -79,9 +79,3 @@ class LowRank(Curvature):
 
     def _product(self, v):
         return times(self.basis.T, self.scales * times(self.basis, v)) + self.diagonal * v
-
-
-def vectors_of(curvature: Curvature) -> tuple:
-    """Structure, shapes and dtypes of the vectors of a curvature, as `LowRank` keeps them."""
-    leaves, structure = jax.tree.flatten(curvature.domain())
-    return structure, tuple(leaves)

@@ -5,7 +5,6 @@ from typing import Any, Literal, final
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Float
 
@@ -13,7 +12,7 @@ from qbound import checks, trees
 from qbound.curvature.base import Curvature
 from qbound.curvature.low_rank import LowRank
 from qbound.linalg.cg import Solution, checked_solution, conjugate_gradients
-from qbound.linalg.dense import HIGHEST, add_to_diagonal, safe_sqrt, solve_dense
+from qbound.linalg.dense import HIGHEST, add_to_diagonal, safe_sqrt
 from qbound.models.base import BatchMap, axis_flags, example_count, join, normalised, split
 from qbound.models.linear import KroneckerMap, is_linear_logits, linearise, logits_shape
 from qbound.records import record, static
@@ -53,10 +52,6 @@ class ModelCurvature(Curvature):
         """By whichever space is the smaller: of the parameters, or of examples and labels."""
         b, n = self.map.shape()
         return self.solve_by_rows(g, damping) if b * n < trees.size(self.domain()) else self.solve_dense(g, damping)
-
-    def solve_dense(self, g: Any, damping: Any) -> Any:
-        """By Cholesky in the space of the p parameters: O(b n p^2 + p^3)."""
-        return _solve_dense(self, self._vector("g", g), damping)
 
     def solve_by_rows(self, g: Any, damping: Any) -> Any:
         """By Woodbury's identity in the space of the rows R of `factor`: O((b n)^2 p + (b n)^3).
@@ -132,10 +127,6 @@ class Pieces(Curvature):
     def _solve(self, g, damping):
         return self.solve_dense(g, damping)
 
-    def solve_dense(self, g: Any, damping: Any) -> Any:
-        """By Cholesky in the space of the p parameters."""
-        return _solve_dense(self, self._vector("g", g), damping)
-
     def _sum(self, function):
         def of_piece(piece):
             return function(self.make(self.shared, piece))
@@ -144,11 +135,6 @@ class Pieces(Curvature):
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
         total, _ = jax.lax.scan(lambda total, piece: (trees.add(total, of_piece(piece)), None), zero, self.pieces)
         return total
-
-
-def _solve_dense(curvature, g, damping):
-    g, unravel = ravel_pytree(g)
-    return unravel(solve_dense(curvature._dense(), g, checks.positive("damping", damping)))
 
 
 # The curvature of a model on a batch, whole or in pieces; the one place that says mean.
@@ -217,12 +203,11 @@ def _in_pieces_curvature(logits_fn, bound, params, inputs, weights, axes, microb
         inputs = join(structure, flags, examples, shared_inputs)
         return _weighted_curvature(logits_fn, bound, params, inputs, weights)
 
-    leaves, params_structure = jax.tree.flatten(params)
     return Pieces(
         shared=(params, shared),
         pieces=pieces,
         make=make,
-        parameters=(params_structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)),
+        parameters=trees.shapes(params),
         rows=(weights.size, logits_shape(logits_fn, params, inputs)[-1]),
         axes=tuple(piece.ndim for piece in pieces),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from qbound.curvature.base import Curvature
-from qbound.linalg.dense import gram, solve_dense, solve_factored, symmetric_root
+from qbound.linalg.dense import gram, symmetric_root
 from qbound.models.base import LinearMap
 from qbound.records import record
 
@@ -44,9 +44,3 @@ class Pullback(Curvature):
         if self.map.labels() <= self.map.size():
             return self.map.transpose_rows(self.logits.factor())
         return symmetric_root(self._dense())
-
-    def _solve(self, g, damping):
-        g, unravel = ravel_pytree(g)
-        if self.map.labels() <= self.map.size():
-            return unravel(solve_factored(self._factor(), g, damping))
-        return unravel(solve_dense(self._dense(), g, damping))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from qbound import checks
+from qbound import checks, trees
 from qbound.linalg.dense import HIGHEST, gram
 from qbound.records import record, static
 from qbound.types import Parameters, working_dtype
@@ -91,12 +91,11 @@ def linearised(function: Callable, point: Any) -> tuple[Float[Array, "..."], Fun
     point = jax.tree.map(jnp.asarray, point)
     value, forward = jax.linearize(function, point)
     _, pull = jax.vjp(function, point)
-    leaves, structure = jax.tree.flatten(point)
     return value, FunctionPair(
         apply=_as_pytree(forward),
         apply_transpose=jax.tree_util.Partial(_first_of_call, pull),
         image=jax.ShapeDtypeStruct(value.shape, value.dtype),
-        parameters=(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)),
+        parameters=trees.shapes(point),
     )
 
 

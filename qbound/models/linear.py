@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Shaped
 
-from qbound import checks
+from qbound import checks, trees
 from qbound.linalg.dense import HIGHEST, times
 from qbound.models.base import BatchMap, FunctionPair, JacobianMap, linearised
 from qbound.models.same_program import same_program
@@ -159,8 +159,7 @@ class MatrixLayout:
 def layout_of_linear(params: Any) -> MatrixLayout:
     """That of the parameters of `linear_logits`."""
     _weights_and_bias(params)
-    leaves, structure = jax.tree.flatten(params)
-    return MatrixLayout(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
+    return MatrixLayout(*trees.shapes(params))
 
 
 @final

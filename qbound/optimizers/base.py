@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int
 
-from qbound import checks, trees
+from qbound import checks, compiler, trees
 from qbound.types import Scalar, working_dtype
 
 # What the transforms are told when they are built, and what they are given in every update.
@@ -40,6 +40,20 @@ def given(name: str, value: Any, expected: str) -> Any:
     if value is None:
         raise ValueError(f"{name}: expected {expected}; got None. Call update(grads, state, params, {name}=...)")
     return value
+
+
+def check_update(params: Any, **given: Any) -> None:
+    """What every update begins with: whether parameters were given, and whether its batch is seen as a whole."""
+    if params is None:
+        raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+    compiler.warn_if_wrong()
+    checks.outside_shard_map(params=params, **given)
+
+
+def regularised(updates: Any, params: Any, l2: Scalar) -> tuple[Any, Array]:
+    """The gradient of the objective, which has the l2 term, and l2; for parameters in float32 at least."""
+    l2 = as_number(checks.nonnegative("l2", l2), params)
+    return trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params), l2
 
 
 def checked_params(params: Any) -> Any:

@@ -79,7 +79,7 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
     Where neither `output_axis` nor a bias nor the model says which axis of the weights is that of the labels, the model
     is asked whether it takes inputs of the length of the other one.
     """
-    leaves, structure = jax.tree.flatten(params)
+    leaves = jax.tree.leaves(params)
     weights = [leaf for leaf in leaves if leaf.ndim == 2]
     bias = [leaf for leaf in leaves if leaf.ndim == 1]
     if len(weights) != 1 or len(bias) > 1 or len(leaves) != len(weights) + len(bias):
@@ -106,8 +106,7 @@ def layout_of(params: Any, logits_fn: Callable, features_fn: Callable | None, ou
             f"output_axis: expected 0 or 1, the axis of labels of weights of shape {shape}, since neither a bias nor a "
             "model of (b, d) inputs, without features_fn, tells it; got None"
         )
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return MatrixLayout(structure, shapes, candidates[0])
+    return MatrixLayout(*trees.shapes(params), candidates[0])
 
 
 def _is_linear(logits_fn, params, features_fn, shape) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import checks, compiler, trees
+from qbound import checks, trees
 from qbound.curvature.kronecker import solve_in_factors
 from qbound.families.softmax import Softmax
 from qbound.linalg.dense import times
@@ -19,11 +19,13 @@ from qbound.models.linear import MatrixLayout, checked_logits
 from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
+    check_update,
     curvature_transform,
     given,
     keep_params_finite,
     parameter_dtype,
     rate_at,
+    regularised,
     runs_away,
 )
 from qbound.optimizers.kronecker_factors import (
@@ -367,15 +369,11 @@ def kspfb_direction(options: KspfbOptions) -> CurvatureTransform:
 
     def update(updates, state, params=None, *, inputs=None, example_weights=None, **ignored) -> Any:
         del ignored
-        if params is None:
-            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
-        compiler.warn_if_wrong()
-        checks.outside_shard_map(params=params, updates=updates, inputs=inputs, example_weights=example_weights)
+        check_update(params, updates=updates, inputs=inputs, example_weights=example_weights)
         params = trees.widen(checks.float_tree("params", params))
         updates = jax.tree.map(jnp.asarray, updates)
-        l2 = as_number(checks.nonnegative("l2", options.l2), params)
         # 1. The gradient of the objective, which has the l2 term, and the factors, also those of this batch.
-        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
+        g, l2 = regularised(updates, params, options.l2)
         layout, count, limit = options.layout(params), state.kspfb_updates, state.kspfb_limit
         batch = _checked_batch(options, layout, params, inputs, example_weights)
         out_of_turn = False

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qbound import checks, compiler, trees
+from qbound import checks, trees
 from qbound.curvature import Curvature, LowRank
 from qbound.curvature.model import SOLVERS, Solver, curvature_by_example, mean_curvature, solve_damped
 from qbound.families.softmax import Softmax
@@ -20,12 +20,14 @@ from qbound.optimizers.base import (
     CurvatureTransform,
     as_number,
     check_some_damping,
+    check_update,
     checked_params,
     given,
     is_narrow,
     keep_params_finite,
     parameter_dtype,
     rate_at,
+    regularised,
     runs_away,
     widen_floats,
 )
@@ -382,11 +384,8 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         **ignored,
     ) -> Any:
         del ignored
-        if params is None:
-            raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
-        compiler.warn_if_wrong()
-        checks.outside_shard_map(
-            params=params,
+        check_update(
+            params,
             updates=updates,
             inputs=inputs,
             example_weights=example_weights,
@@ -396,9 +395,8 @@ def spfb_direction(options: SpfbOptions) -> optax.GradientTransformationExtraArg
         )
         model = widened(options.logits_fn) if is_narrow(params) else options.logits_fn
         params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
-        l2 = as_number(checks.nonnegative("l2", options.l2), params)
         # 1. The gradient and the damping of the objective, which has the l2 term.
-        g = trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params)
+        g, l2 = regularised(updates, params, options.l2)
         damping = l2 + as_number(checks.nonnegative("damping", options.damping), params)
         damping = jnp.where(damping > 0, damping, jnp.nan)
         adaptation, objective = state.spfb_adaptation, jnp.zeros_like(damping)

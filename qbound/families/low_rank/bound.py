@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 
 from qbound import checks, trees
 from qbound.curvature import Curvature, LowRank
-from qbound.curvature.low_rank import vectors_of
 from qbound.families.low_rank import frequent_directions, row_by_row
 from qbound.families.low_rank.row_by_row import Split
 from qbound.families.low_rank.rows import FeatureSource, RowSource, row_source, scan_rows
@@ -46,7 +45,7 @@ def low_rank(
     start: LowRank | None = None,
 ) -> LowRank:
     """A low-rank curvature above `curvature`, made by `curvature_by_example`, or above `start` + it."""
-    parameters = vectors_of(curvature)
+    parameters = trees.shapes(curvature.domain())
     size = trees.size(curvature.domain())
     dtype = working_dtype(*jax.tree.leaves(curvature.domain()))
     first = nothing(rank, size, dtype) if start is None else Split(*_parts(start))
