@@ -111,3 +111,11 @@ def test_kernel_for_few_labels_equals_the_bound_of_each_example():
     h, u = np.where(np.isfinite(LOGITS), LOGITS, -30.0), U
     expected = [Softmax().bound(jnp.asarray(a)).curvature.quadratic(jnp.asarray(b)) for a, b in zip(h, u, strict=True)]
     np.testing.assert_allclose(jax.jit(quadratics_by_label)(jnp.asarray(h.T), jnp.asarray(u.T)), expected, rtol=1e-10)
+
+
+def test_label_of_no_probability_is_not_a_removed_one():
+    """Its logit is finite, though its distance from the largest is not."""
+    logits, u = jnp.asarray([2e38, -2e38, 0.0], jnp.float32), jnp.asarray([1.0, 2.0, 4.0], jnp.float32)
+    line = Softmax(is_bohning=True).line(jnp.ones(1, jnp.float32), logits[:, None], u[:, None])
+    expected = np.asarray(u) @ reference.bohning(3) @ np.asarray(u)
+    np.testing.assert_allclose(line.quadratic(), expected, rtol=1e-6)

@@ -220,3 +220,16 @@ def test_steps_with_a_memory_are_limited_unless_that_is_declined(limited):
     tx = qbound.lspfb(1.0, problems.affine, rank=4, l2=0.1, decay=0.9, limit_steps=limited)
     state = tx.init(problems.linear().params)
     assert (optax.tree.get(state, "spfb_limit") is not None) == limited
+
+
+def test_parameters_may_have_different_dtypes():
+    """Everything is computed in the widest of them."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(12, 4)))
+    params = {"bias": jnp.zeros(3, jnp.float32), "weights": jnp.ones((4, 3))}
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+    tx = qbound.scale_by_lspfb(qbound.linear_logits, rank=3, damping=0.1)
+    with jax.numpy_dtype_promotion("standard"):
+        mixed, expected = (jax.jit(tx.update)(p, tx.init(p), p, inputs=x)[0] for p in (params, wide))
+    for name, leaf in params.items():
+        assert mixed[name].dtype == leaf.dtype
+        np.testing.assert_allclose(mixed[name], expected[name], rtol=1e-5, atol=1e-6)

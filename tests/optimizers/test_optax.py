@@ -4,6 +4,7 @@ import functools
 import inspect
 import logging
 import pickle
+import sys
 
 import flax.serialization
 import jax
@@ -405,3 +406,26 @@ def test_optimiser_and_its_direction_have_the_same_defaults(name):
     shared = [key for key in direction if key in whole and direction[key].default is not inspect.Parameter.empty]
     assert len(shared) > 3
     assert {key: direction[key].default for key in shared} == {key: whole[key].default for key in shared}
+
+
+def test_optimizers_are_built_under_a_debugger():
+    """One that reads the variables of a function as it runs, which refreshes what `locals()` has returned."""
+
+    def trace(frame, event, arg):
+        del event, arg
+        frame.f_locals  # noqa: B018
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for build, more in ((qbound.spfb, {}), (qbound.lspfb, {"rank": 2}), (qbound.kspfb, {})):
+            build(1.0, qbound.linear_logits, l2=0.1, **more)
+        for build, more in (
+            (qbound.scale_by_spfb, {}),
+            (qbound.scale_by_lspfb, {"rank": 2}),
+            (qbound.scale_by_kspfb, {}),
+        ):
+            build(qbound.linear_logits, damping=0.1, **more)
+    finally:
+        sys.settrace(before)
