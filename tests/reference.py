@@ -76,6 +76,22 @@ def logit_bound(logits, permutation=None):
     return algorithm_1(np.zeros(n), features, log_prior=np.asarray(logits, dtype=float)[permutation])
 
 
+def probe(logits, signs, permutation=None):
+    """sum_i signs_i sqrt(beta_i) l_i, with the labels taken in the order of `permutation`, one after the other."""
+    logits = np.asarray(logits, dtype=float)
+    permutation = np.arange(len(logits)) if permutation is None else permutation
+    log_z, mean, total = -np.inf, np.zeros(len(logits)), np.zeros(len(logits))
+    for y in permutation:
+        if logits[y] == -np.inf:
+            continue
+        l = np.eye(len(logits))[y] - mean
+        if log_z > -np.inf:
+            total = total + signs[y] * math.sqrt(beta_of(logits[y] - log_z)) * l
+        log_z = np.logaddexp(log_z, logits[y])
+        mean = mean + math.exp(logits[y] - log_z) * l
+    return total
+
+
 def descending(logits):
     return np.argsort(-np.asarray(logits, dtype=float), kind="stable")
 

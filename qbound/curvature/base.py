@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from qbound import checks
-from qbound.linalg.dense import solve_dense, solve_factored
+from qbound.linalg.dense import solve_dense, solve_factored, times
 from qbound.types import Parameters, Scalar
 
 
@@ -20,7 +20,7 @@ class Curvature(abc.ABC):
     Vectors are trees with the structure of the argument of the bound, one array in the simplest case. Label axes are
     in the caller's order. `dense` and `factor` lay a tree out as one vector, as `jax.flatten_util.ravel_pytree` does.
 
-    The five operations check their arguments and leave the work to a method of the same name with an underscore, which
+    The six operations check their arguments and leave the work to a method of the same name with an underscore, which
     takes them for granted: subclasses define those, and a curvature made of others may call them.
     """
 
@@ -46,6 +46,11 @@ class Curvature(abc.ABC):
         self.domain()
         return self._factor()
 
+    def probe(self, signs: Float[Array, " r"]) -> Float[Array, " d"]:
+        """The sum of the rows of `factor` with these signs: for independent random ones, v with E[v v'] = C."""
+        self.domain()
+        return self._probe(signs)
+
     def solve(self, g: Parameters, damping: Scalar) -> Parameters:
         """The solution s of (C + damping I) s = g, for damping > 0 (NaN for an array that is not)."""
         return self._solve(self._vector("g", g), checks.positive("damping", damping))
@@ -66,6 +71,10 @@ class Curvature(abc.ABC):
 
     @abc.abstractmethod
     def _factor(self) -> Array: ...
+
+    def _probe(self, signs: Array) -> Array:
+        """By the factor, where nothing better is known."""
+        return times(signs, self._factor())
 
     def _solve(self, g: Any, damping: Scalar) -> Any:
         """By the factor if it has fewer rows than columns, by the matrix otherwise."""

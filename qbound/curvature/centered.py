@@ -39,6 +39,10 @@ class Centered(Curvature):
         rows = jnp.eye(self.weights.size, dtype=self.weights.dtype) - self._fractions()[None, :]
         return safe_sqrt(self.weights)[:, None] * rows
 
+    def _probe(self, signs):
+        v = signs * safe_sqrt(self.weights)
+        return v - self._fractions() * jnp.sum(v)
+
     def _solve(self, g, damping):
         # s = (g + w t)/(w + c), t the weighted mean of s. Sherman-Morrison gives t; the denominator
         # sum(w) - sum(w^2/(w + c)) is written as c sum(w/(w + c)), without cancellation.

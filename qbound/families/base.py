@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import checks, compiler
 from qbound.quadratic import QuadraticBound
 from qbound.records import record
+from qbound.trees import weighted_sum
 from qbound.types import working_dtype
 
 
@@ -58,8 +59,12 @@ class LineRows(abc.ABC):
         """r_j, for which R_j(eta) <= v_j (exp(eta r_j) - eta r_j - 1)/r_j^2; 0 for examples that do not count."""
 
     @abc.abstractmethod
+    def quadratics(self) -> Float[Array, " b"]:
+        """u_j'M_j u_j with M_j the curvature of the bound: R_j(eta) <= eta^2 u_j'M_j u_j/2."""
+
     def quadratic(self) -> Float[Array, ""]:
-        """sum_j w_j u_j'M_j u_j with M_j the curvature of the bound: R_j(eta) <= eta^2 u_j'M_j u_j/2."""
+        """sum_j w_j u_j'M_j u_j."""
+        return weighted_sum(self.weights, self.quadratics())
 
     @abc.abstractmethod
     def remainder(self, eta: Float[Array, ""]) -> Float[Array, ""]:

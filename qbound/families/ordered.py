@@ -244,20 +244,27 @@ class Sequential(Curvature):
         rows = jax.vmap(lambda v: _deviations(self.kappa, v), out_axes=1)(identity)
         return safe_sqrt(self.beta)[:, None] * rows
 
+    def _probe(self, signs):
+        return _sum_of_rows(self.kappa, signs * safe_sqrt(self.beta))
+
     def _solve(self, g, damping):
         return scan_solve(self.beta, self.kappa, g, damping)
 
 
 def scan_product(beta: Float[Array, " n"], kappa: Float[Array, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
     """The product M u in two scans."""
-    q = beta * _deviations(kappa, u)
+    return _sum_of_rows(kappa, beta * _deviations(kappa, u))
+
+
+def _sum_of_rows(kappa, q):
+    """sum_i q_i l_i, in one scan."""
 
     def backward(a, label):
         q, k = label
         return (1 - k) * a - q, q + k * a
 
-    _, product = jax.lax.scan(backward, jnp.zeros_like(u[0]), (q, kappa), reverse=True)
-    return product
+    _, total = jax.lax.scan(backward, jnp.zeros_like(q[0]), (q, kappa), reverse=True)
+    return total
 
 
 def _deviations(kappa, u):
@@ -332,8 +339,7 @@ class LargestFirst(Curvature):
         return domain_of(self.beta, 1)
 
     def _mv(self, v):
-        q = self.beta * self._deviations(v)
-        return q - self.weights * self.order.later(self.inverse * q)
+        return self._sum_of_rows(self.beta * self._deviations(v))
 
     def _quadratic(self, v):
         return jnp.sum(self.beta * self._deviations(v) ** 2)
@@ -355,6 +361,9 @@ class LargestFirst(Curvature):
         identity = jnp.eye(beta.size, dtype=beta.dtype)
         return safe_sqrt(beta)[:, None] * (identity - prefix_softmax)
 
+    def _probe(self, signs):
+        return self._sum_of_rows(signs * safe_sqrt(self.beta))
+
     def _solve(self, g, damping):
         ratio = self.weights * self.inverse
         kappa = jnp.where(self.order.is_first(), 1, ratio / (1 + ratio))
@@ -365,6 +374,10 @@ class LargestFirst(Curvature):
         # M 1 = 0: measured from its first entry, u loses no digits to a constant it may contain.
         u = u - self.order.first(u)
         return u - self.inverse * self.order.earlier(self.weights * u)
+
+    def _sum_of_rows(self, q):
+        """sum_i q_i l_i."""
+        return q - self.weights * self.order.later(self.inverse * q)
 
 
 def no_labels(log_alphas: Array) -> tuple[Array, Array]:

@@ -192,14 +192,14 @@ class SoftmaxLine(LineRows):
         r = jnp.max(jnp.where(self.removed, 0, -self.e), axis=0)
         return jnp.where(self.weights == 0, 0, r)
 
-    def quadratic(self):
+    def quadratics(self):
         # M depends on logits only up to a constant, and vanishes on constants: u and e give the same.
         if self.family == Softmax("max_first") and len(self.p) <= _FEW_LABELS:
-            return weighted_sum(self.weights, quadratics_by_label(self.log_p, self.e))
+            return quadratics_by_label(self.log_p, self.e)
         one = lambda h, u: self.family.bound(h).curvature._quadratic(u)  # noqa: E731
         # A label of no probability is not one that is removed.
         h = jnp.where(self.removed, self.log_p, jnp.maximum(self.log_p, jnp.finfo(self.log_p.dtype).min))
-        return weighted_sum(self.weights, jax.vmap(one, in_axes=1)(h, self.e))
+        return jax.vmap(one, in_axes=1)(h, self.e)
 
     def remainder(self, eta):
         x = -eta * self.e

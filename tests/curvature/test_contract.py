@@ -174,6 +174,17 @@ def test_factor_squares_to_the_matrix(name, dtype):
     np.testing.assert_allclose(matrix, matrix.T, rtol=0, atol=tolerance)
 
 
+@every_dtype
+@every_curvature
+def test_probe_equals_the_rows_of_the_factor_with_signs(name, dtype):
+    curvature = build(name, dtype)
+    *_, matrix, rows, _ = operations(name, dtype)
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], size=len(rows)).astype(dtype)
+    probe = jax.jit(lambda c, signs: c.probe(signs))(curvature, signs)
+    assert probe.dtype == dtype
+    np.testing.assert_allclose(probe, signs @ rows, rtol=0, atol=60 * jnp.finfo(dtype).eps * (1 + np.abs(rows).max()))
+
+
 @every_curvature
 @pytest.mark.parametrize("damping", [1e-3, 2.0])
 def test_solve_equals_the_dense_solve(damping, name):
@@ -266,7 +277,7 @@ def test_vectors_of_the_wrong_shape_are_named(operation, name):
 
 
 @every_curvature
-@pytest.mark.parametrize("operation", ["mv", "quadratic", "dense", "factor", "solve"])
+@pytest.mark.parametrize("operation", ["mv", "quadratic", "dense", "factor", "probe", "solve"])
 def test_batches_of_curvatures_are_not_taken_for_one(operation, name):
     """Broadcasting would otherwise give plausible and wrong numbers."""
     curvature = build(name, jnp.float64)
@@ -274,7 +285,8 @@ def test_batches_of_curvatures_are_not_taken_for_one(operation, name):
         return
     batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), curvature)
     vectors = jax.tree.map(lambda leaf: jnp.ones((2, *leaf.shape)), curvature.domain())
-    arguments = {"mv": (vectors,), "quadratic": (vectors,), "solve": (vectors, 0.1)}.get(operation, ())
+    arguments = {"mv": (vectors,), "quadratic": (vectors,), "solve": (vectors, 0.1), "probe": (jnp.ones(6),)}
+    arguments = arguments.get(operation, ())
     with pytest.raises((ValueError, TypeError)):
         getattr(batch, operation)(*arguments)
 
