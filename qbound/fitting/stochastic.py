@@ -12,16 +12,9 @@ from qbound.families.softmax import Softmax
 from qbound.fitting.factors import kronecker_solve, label_factor
 from qbound.fitting.objective import Data, centred, one_hot
 from qbound.models.inputs import DenseInputs
+from qbound.optimizers.directions import MeanDirection, mean_direction, no_directions_yet
 from qbound.optimizers.kronecker_factors import mean_label_curvature
-from qbound.optimizers.kspfb import (
-    LABEL_EXAMPLES,
-    MOMENTUM,
-    RELATIVE_DAMPING,
-    KspfbMean,
-    batch_damping,
-    mean_direction,
-    no_directions_yet,
-)
+from qbound.optimizers.kspfb import LABEL_EXAMPLES, MOMENTUM, RELATIVE_DAMPING, batch_damping
 
 # Up to this many labels the mean curvature of the bound is a matrix.
 LABEL_LIMIT = 500
@@ -31,7 +24,7 @@ class Iterate(NamedTuple):
     """The parameters, and the directions so far."""
 
     params: Float[Array, "n e"]
-    directions: KspfbMean
+    directions: MeanDirection
 
 
 def first_iterate(params: Float[Array, "n e"]) -> Iterate:

@@ -27,14 +27,8 @@ from qbound.fitting.objective import Data, centred, extended, one_hot
 from qbound.fitting.stochastic import Iterate, first_iterate, label_curvature, residuals
 from qbound.linalg.dense import times
 from qbound.models.inputs import DenseInputs
-from qbound.optimizers.kspfb import (
-    LABEL_EXAMPLES,
-    MOMENTUM,
-    RELATIVE_DAMPING,
-    KspfbMean,
-    batch_damping,
-    mean_direction,
-)
+from qbound.optimizers.directions import MeanDirection, mean_direction
+from qbound.optimizers.kspfb import LABEL_EXAMPLES, MOMENTUM, RELATIVE_DAMPING, batch_damping
 
 # The learning rate: at first, after how many steps it begins to fall, and with which power of their number.
 _FIRST_RATE, _FLAT_STEPS, _POWER = 2.0, 50.0, 0.75
@@ -222,7 +216,7 @@ def _step_within_bound(
     mean, directions = mean_direction(iterate.directions, s, MOMENTUM, False)
     assert directions is not None
     falls = jnp.sum(g * _of_known(mean, task.known)) > 0
-    alone = s, KspfbMean(s, jnp.ones_like(directions.kspfb_mean_weight))
+    alone = s, MeanDirection(s, jnp.ones_like(directions.mean_direction_weight))
     mean, directions = jax.tree.map(lambda a, b: jnp.where(falls, a, b), (mean, directions), alone)
     # Of size 1, so that no square leaves the range of float32.
     d = _of_known(mean, task.known)

@@ -87,6 +87,14 @@ def rate_at(rate: Any, count: Int[Array, ""], params: Any) -> Array:
     return as_number(rate(count) if callable(rate) else rate, params)  # pyright: ignore[reportArgumentType]
 
 
+def if_due(due: Array, function: Callable, carry: Any) -> Any:
+    """`function(carry)` if due, else `carry`: as a loop of at most one turn, which copies nothing if it has none.
+
+    A conditional would copy what it passes on, here two matrices at every step.
+    """
+    return jax.lax.while_loop(lambda of: of[0], lambda of: (jnp.zeros_like(due), function(of[1])), (due, carry))[1]
+
+
 # Transforms that solve with a curvature they keep, and that can precondition SPFB with it.
 
 

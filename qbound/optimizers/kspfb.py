@@ -22,12 +22,14 @@ from qbound.optimizers.base import (
     check_update,
     curvature_transform,
     given,
+    if_due,
     keep_params_finite,
     parameter_dtype,
     rate_at,
     regularised,
     runs_away,
 )
+from qbound.optimizers.directions import MeanDirection, mean_direction, no_directions_yet, share_of_next
 from qbound.optimizers.kronecker_factors import (
     KspfbFactors,
     empty_factors,
@@ -36,7 +38,7 @@ from qbound.optimizers.kronecker_factors import (
     updated_inputs,
     updated_labels,
 )
-from qbound.types import Order, Scalar, working_dtype
+from qbound.types import Order, Scalar
 
 LabelCurvature = Literal["bound", "bohning"]
 
@@ -64,18 +66,6 @@ class KspfbInfo(NamedTuple):
     kspfb_step_length: Float[Array, ""]
     kspfb_nonfinite: Bool[Array, ""]
     kspfb_nonfinite_total: Int[Array, ""]
-
-
-class KspfbMean(NamedTuple):
-    """The directions so far.
-
-    Attributes:
-      kspfb_mean: their sum, with forgetting.
-      kspfb_mean_weight: of how many it is.
-    """
-
-    kspfb_mean: Any
-    kspfb_mean_weight: Float[Array, ""]
 
 
 class KspfbLimit(NamedTuple):
@@ -115,7 +105,7 @@ class ScaleByKspfbState(NamedTuple):
     kspfb_updates: Int[Array, ""]
     kspfb_factors: KspfbFactors
     kspfb_limit: KspfbLimit | None = None
-    kspfb_directions: KspfbMean | None = None
+    kspfb_directions: MeanDirection | None = None
 
 
 def scale_by_kspfb(
@@ -450,7 +440,7 @@ def _updated_factors(options, layout, memory, batch: BatchRows, out_of_turn) -> 
     def with_inputs(old):
         return updated_inputs(old, decay, batch.features, batch.weights, layout.has_bias(), options.is_scaled)
 
-    inputs = _if(is_due(options.update_every, inputs.factor_input_batches), with_inputs, inputs)
+    inputs = if_due(is_due(options.update_every, inputs.factor_input_batches), with_inputs, inputs)
     if labels is None:
         return KspfbFactors(inputs, None)
 
@@ -500,46 +490,6 @@ def _some_rows(options, batch: BatchRows) -> tuple[Float[Array, "b n"], Float[Ar
     # Those of weight 0, such as padding, last.
     some = jnp.asarray(some)[jnp.argsort(weights[some] == 0)][: options.label_examples]
     return batch.logits[some], normalised(weights[some])
-
-
-def _if(due: Array, function: Callable, carry: Any) -> Any:
-    """`function(carry)` if due, else `carry`: as a loop of at most one turn, which copies nothing if it has none.
-
-    A conditional would copy what it passes on, here two matrices at every step.
-    """
-    return jax.lax.while_loop(lambda of: of[0], lambda of: (jnp.zeros_like(due), function(of[1])), (due, carry))[1]
-
-
-# The mean of directions, debiased, and able to forget.
-
-
-def no_directions_yet(params: Any, momentum: Scalar) -> KspfbMean | None:
-    """Before the first; None without momentum, which needs no memory."""
-    if checks.is_number(momentum) and momentum == 0:
-        return None
-    mean = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=working_dtype(leaf)), params)
-    return KspfbMean(mean, jnp.zeros((), parameter_dtype(params)))
-
-
-def share_of_next(directions: KspfbMean | None, momentum: Scalar) -> Float[Array, ""] | float:
-    """The share that the next direction will have in the mean."""
-    if directions is None:
-        return 1.0
-    weight = directions.kspfb_mean_weight
-    return 1 / (jnp.asarray(checks.fraction("momentum", momentum), weight.dtype) * weight + 1)
-
-
-def mean_direction(
-    directions: KspfbMean | None, s: Any, momentum: Scalar, forget: Bool[Array, ""] | bool
-) -> tuple[Any, KspfbMean | None]:
-    """sum_i m^i s_{t-i} / sum_i m^i with the latest s, and what to remember. The earlier ones may be forgotten."""
-    if directions is None:
-        return s, None
-    sums, weight = directions
-    m = jnp.where(forget, 0, jnp.asarray(checks.fraction("momentum", momentum), weight.dtype))
-    sums = jax.tree.map(lambda old, new: m.astype(old.dtype) * old + new.astype(old.dtype), sums, s)
-    weight = m * weight + 1
-    return trees.scale(1 / weight, sums), KspfbMean(sums, weight)
 
 
 # How long a step of KSPFB may be, and when its factors no longer fit the data.

@@ -56,7 +56,7 @@ def test_epoch_takes_the_steps_of_dense_matrices(intercept):
     size = np.max(np.abs(expected - np.asarray(start.params)))
     np.testing.assert_allclose(end.params, expected, atol=2e-3 * size)
     assert end.params.dtype == jnp.float32
-    assert float(end.directions.kspfb_mean_weight) == pytest.approx(1 + 0.8 + 0.64)
+    assert float(end.directions.mean_direction_weight) == pytest.approx(1 + 0.8 + 0.64)
 
 
 def test_small_batches_are_damped_more_and_large_ones_no_less_than_the_typical():

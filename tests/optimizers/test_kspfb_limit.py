@@ -12,6 +12,7 @@ import pytest
 import qbound
 from qbound.families.softmax import Softmax
 from qbound.optimizers import kronecker_factors, kspfb
+from qbound.optimizers.directions import mean_direction, no_directions_yet, share_of_next
 from tests import reference
 from tests.optimizers import problems
 
@@ -193,14 +194,14 @@ def test_steps_that_are_not_known_are_skipped_and_leave_the_limit_as_it_was():
 
 
 def test_share_of_the_next_direction_is_the_one_it_has_in_the_mean():
-    directions = kspfb.no_directions_yet(jnp.zeros(2), 0.8)
+    directions = no_directions_yet(jnp.zeros(2), 0.8)
     for expected in (1, 1 / 1.8, 1 / 2.44):
-        share = kspfb.share_of_next(directions, 0.8)
+        share = share_of_next(directions, 0.8)
         np.testing.assert_allclose(share, expected, rtol=1e-12)
-        mean, _ = kspfb.mean_direction(directions, jnp.ones(2), 0.8, False)
-        without, directions = kspfb.mean_direction(directions, jnp.zeros(2), 0.8, False)
+        mean, _ = mean_direction(directions, jnp.ones(2), 0.8, False)
+        without, directions = mean_direction(directions, jnp.zeros(2), 0.8, False)
         np.testing.assert_allclose(mean - without, share, rtol=1e-12)
-    assert kspfb.share_of_next(None, 0.0) == 1
+    assert share_of_next(None, 0.0) == 1
 
 
 def test_where_there_is_no_gradient_there_is_no_step_and_no_error():
