@@ -10,7 +10,15 @@ from qbound.fitting.phases import Schedule as FitSchedule
 from qbound.fitting.results import FitInfo
 from qbound.models.linear import linear_logits
 from qbound.optimizers.kspfb import KspfbInfo, ScaleByKspfbState, kspfb, scale_by_kspfb
+from qbound.optimizers.layer_factors import LeafAxes
+from qbound.optimizers.layerwise import (
+    LayerwiseInfo,
+    ScaleByLayerwiseSpfbState,
+    layerwise_spfb,
+    scale_by_layerwise_spfb,
+)
 from qbound.optimizers.lspfb import lspfb, scale_by_lspfb
+from qbound.optimizers.probes import curvature_trace
 from qbound.optimizers.spfb import ScaleBySpfbState, SpfbInfo, scale_by_spfb, spfb
 from qbound.quadratic import QuadraticBound
 
@@ -21,13 +29,18 @@ __all__ = [
     "FitInfo",
     "FitSchedule",
     "KspfbInfo",
+    "LayerwiseInfo",
+    "LeafAxes",
     "QuadraticBound",
     "ScaleByKspfbState",
+    "ScaleByLayerwiseSpfbState",
     "ScaleBySpfbState",
     "SpfbInfo",
     "bohning_bound",
+    "curvature_trace",
     "fit",
     "kspfb",
+    "layerwise_spfb",
     "linear_logits",
     "local_bound",
     "log_partition_bound",
@@ -36,6 +49,7 @@ __all__ = [
     "mm",
     "partition_function_bound",
     "scale_by_kspfb",
+    "scale_by_layerwise_spfb",
     "scale_by_lspfb",
     "scale_by_spfb",
     "second_order_expansion",

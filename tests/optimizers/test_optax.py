@@ -24,6 +24,7 @@ VARIANTS = {
     "cg, warm, adaptive": (qbound.spfb, {"solver": "cg", "warm_start": True, "adaptive_damping": 0.1}),
     "low rank, carried": (qbound.lspfb, {"rank": 4, "decay": 0.8}),
     "kronecker": (qbound.kspfb, {"update_every": 4}),
+    "layerwise": (qbound.layerwise_spfb, {"probe_examples": 5}),
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 STATIC = ("logits_fn", "max_steps", "window", "inputs_like", "inputs_axes", "precondition", "microbatch_size")
@@ -39,8 +40,26 @@ STATICS = {
         "label_examples",
         "output_axis",
     ),  # fmt: skip
+    qbound.layerwise_spfb: (
+        "logits_fn",
+        "weight_decay_mask",
+        "probe_examples",
+        "update_every",
+        "solve_every",
+        "longest_axis",
+        "axes",
+        "inputs_axes",
+        "seed",
+    ),
 }
-INFO = {qbound.spfb: qbound.SpfbInfo, qbound.lspfb: qbound.SpfbInfo, qbound.kspfb: qbound.KspfbInfo}
+INFO = {
+    qbound.spfb: qbound.SpfbInfo,
+    qbound.lspfb: qbound.SpfbInfo,
+    qbound.kspfb: qbound.KspfbInfo,
+    qbound.layerwise_spfb: qbound.LayerwiseInfo,
+}
+# With what the names of the fields of the other two begin.
+PREFIX = {"kronecker": "kspfb", "layerwise": "layerwise"}
 
 
 @functools.cache
@@ -85,7 +104,7 @@ def test_is_a_transform_that_takes_extra_arguments_and_trains(variant):
     after, state = trained(variant)
     whole = inputs.reshape(60, 4), labels.reshape(60)
     assert problems.loss(problems.affine, after, *whole) < problems.loss(problems.affine, params, *whole)
-    assert not optax.tree.get(state, "kspfb_nonfinite" if variant == "kronecker" else "spfb_nonfinite")
+    assert not optax.tree.get(state, f"{PREFIX.get(variant, 'spfb')}_nonfinite")
 
 
 @every_variant
@@ -202,7 +221,7 @@ def test_diagnostics_are_found_by_name_in_a_chain(variant):
         state = step_function(tx)(params, tx.init(params), inputs[0], labels[0])[1]
     for name in INFO[VARIANTS[variant][0]]._fields:
         assert optax.tree.get(state, name).shape == ()
-    if variant != "kronecker":
+    if variant not in PREFIX:
         assert optax.tree.get(state, "spfb_residual") < 1e-2
     if "adaptive" in variant:
         assert optax.tree.get(state, "spfb_adaptive_damping") == np.float32(0.1)
@@ -262,7 +281,12 @@ def test_hyperparameters_can_be_injected_and_changed(variant):
     injected = optax.inject_hyperparams(make, static_args=STATICS[make])
     tx = injected(learning_rate=0.5, logits_fn=problems.affine, l2=1e-2, **options)
     state, step = tx.init(params), step_function(tx)
-    changeable = {qbound.spfb: "tolerance", qbound.lspfb: "decay", qbound.kspfb: "relative_damping"}[make]
+    changeable = {
+        qbound.spfb: "tolerance",
+        qbound.lspfb: "decay",
+        qbound.kspfb: "relative_damping",
+        qbound.layerwise_spfb: "decay",
+    }[make]
     assert {"learning_rate", "l2", "damping", changeable} <= set(state.hyperparams)
     moved, after = step(params, state, inputs[0], labels[0])
     plain = optimizer(variant)
@@ -278,7 +302,7 @@ def test_line_for_injecting_hyperparameters_is_in_the_documentation():
     names = ", ".join(f'"{name}"' for name in STATIC)
     text = " ".join(qbound.spfb.__doc__.split())
     assert f"optax.inject_hyperparams(qbound.spfb, static_args=({names}))" in text
-    for make in (qbound.lspfb, qbound.kspfb):
+    for make in (qbound.lspfb, qbound.kspfb, qbound.layerwise_spfb):
         names = ", ".join(f'"{name}"' for name in STATICS[make])
         assert f"`optax.inject_hyperparams`: `static_args=({names})`" in " ".join(make.__doc__.split())
 
@@ -374,7 +398,7 @@ def test_state_can_be_mapped_like_parameters(variant):
     tx = optimizer(variant)
     marked = optax.tree.map_params(tx, lambda leaf: "like a parameter", tx.init(params))
     count = jax.tree.leaves(marked).count("like a parameter")
-    assert count == {"cg, warm, adaptive": 6, "kronecker": 2}.get(variant, 0)
+    assert count == {"cg, warm, adaptive": 6, "kronecker": 2, "layerwise": 4}.get(variant, 0)
 
 
 def test_weights_per_example_pass_through_a_chain():
@@ -400,7 +424,7 @@ def test_step_compiles_without_a_warning_and_without_constants(caplog):
     assert len(text) < 400_000
 
 
-@pytest.mark.parametrize("name", ["spfb", "lspfb"])
+@pytest.mark.parametrize("name", ["spfb", "lspfb", "layerwise_spfb"])
 def test_optimiser_and_its_direction_have_the_same_defaults(name):
     whole, direction = (inspect.signature(getattr(qbound, prefix + name)).parameters for prefix in ("", "scale_by_"))
     shared = [key for key in direction if key in whole and direction[key].default is not inspect.Parameter.empty]
@@ -419,12 +443,18 @@ def test_optimizers_are_built_under_a_debugger():
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        for build, more in ((qbound.spfb, {}), (qbound.lspfb, {"rank": 2}), (qbound.kspfb, {})):
+        for build, more in (
+            (qbound.spfb, {}),
+            (qbound.lspfb, {"rank": 2}),
+            (qbound.kspfb, {}),
+            (qbound.layerwise_spfb, {}),
+        ):
             build(1.0, qbound.linear_logits, l2=0.1, **more)
         for build, more in (
             (qbound.scale_by_spfb, {}),
             (qbound.scale_by_lspfb, {"rank": 2}),
             (qbound.scale_by_kspfb, {}),
+            (qbound.scale_by_layerwise_spfb, {}),
         ):
             build(qbound.linear_logits, damping=0.1, **more)
     finally:

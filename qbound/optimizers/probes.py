@@ -1,0 +1,156 @@
+r"""Random probes of the curvature of a model: its trace, and samples of it for every array of parameters.
+
+With M_j = F_j'F_j the curvature of example j at its logits and J_j their Jacobian, signs e_j that are independent and
+random give
+
+.. math:: G = \sum_j \sqrt{w_j}\, J_j^\top F_j^\top e_j, \qquad
+    \mathbb{E}\,[\operatorname{vec} G \operatorname{vec} G^\top] = \sum_j w_j J_j^\top M_j J_j
+
+for one `vjp` of the model and O(n) work an example. The part of G for one array of parameters is a sample of its block,
+whatever the model does with the array: once or many times, in a matrix product, a convolution, a lookup.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from qbound import checks, trees
+from qbound.curvature import Curvature
+from qbound.families.softmax import Softmax
+from qbound.models.base import axis_flags, full_weights, join, normalised, split
+from qbound.models.linear import logits_in_rows, logits_shape
+from qbound.types import Order, working_dtype
+
+# Of a single vector of logits.
+LabelCurvature = Callable[[Float[Array, " n"]], Curvature]
+
+# Probes are taken from one in this many examples, and one in more where there are more rows of logits than LARGEST;
+# but never from fewer rows than LEAST. Samples of many batches are averaged, so that what matters is their cost.
+ONE_IN, LEAST, LARGEST = 4, 128, 2048
+
+
+def curvature_trace(
+    logits_fn: Callable[[Any, Any], Array],
+    params: Any,
+    inputs: Any,
+    key: Array,
+    *,
+    example_weights: Any = None,
+    probes: int = 1,
+    order: Order = "max_first",
+) -> Float[Array, ""]:
+    r"""The trace of the curvature of the bound, by random probes: how wide a valley of the loss is.
+
+    .. math:: \operatorname{tr} \tfrac1b \sum_j J_j^\top M_j J_j = \mathbb{E}\, |G|^2
+
+    Unbiased, and differentiable in the parameters, so that a loss may contain it: a weight on it prefers wide valleys.
+    One probe costs about one gradient, and its derivative two more. For a network the curvature is that of the bound on
+    the linearised network.
+
+    Args:
+      logits_fn: from parameters and inputs to logits (b, n) or (..., n).
+      params: where.
+      inputs: a batch, as `logits_fn` takes it.
+      key: of `jax.random`; a new one for every step of training.
+      example_weights: of the batch, (b,) or for as many of the leading axes of the logits as it has.
+      probes: how many to average, one after the other.
+      order: of the labels in the bound; see `qbound.log_partition_bound`.
+
+    Returns:
+      An estimate of the trace, never negative.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import qbound
+      >>> inputs = jax.random.normal(jax.random.key(0), (100, 3))
+      >>> trace = qbound.curvature_trace(qbound.linear_logits, jnp.zeros((3, 4)), inputs, jax.random.key(1), probes=200)
+      >>> exact = jnp.trace(qbound.log_partition_bound(jnp.zeros(4)).curvature.dense()) * (inputs**2).sum(1).mean()
+      >>> print(f"{trace / exact:.1f}")
+      1.0
+    """
+    checks.function("logits_fn", logits_fn)
+    checks.choice("order", order, ("descending", "max_first", "given"))
+    checks.integer("probes", probes)
+    params = trees.widen(checks.float_tree("params", params))
+    weights = row_weights(logits_fn, params, inputs, example_weights)
+    curvature = label_curvature(Softmax(order))
+
+    def one(key):
+        g = probe(logits_fn, params, inputs, weights, curvature, key)
+        return trees.dot(g, g)
+
+    return one(key) if probes == 1 else jnp.mean(jax.lax.map(one, jax.random.split(key, probes)))
+
+
+def label_curvature(family: Softmax, exact: bool = False) -> LabelCurvature:
+    """Of the bound, or the exact Hessian."""
+    return lambda h: (family.expansion(h) if exact else family.bound(h)).curvature
+
+
+def row_weights(logits_fn: Callable, params: Any, inputs: Any, example_weights: Any) -> Float[Array, " b"]:
+    """Weights of rows of logits, which sum to 1; NaN throughout if that cannot be."""
+    shape = logits_shape(logits_fn, params, inputs)[:-1]
+    dtype = working_dtype(*jax.tree.leaves(params))
+    return normalised(full_weights("example_weights", example_weights, shape, dtype)).reshape(-1)
+
+
+def probe(
+    logits_fn: Callable, params: Any, inputs: Any, weights: Float[Array, " b"], curvature: LabelCurvature, key: Array
+) -> Any:
+    """G for every array of parameters, which must be float32 at least. `weights` are of the rows of logits."""
+    logits, pull = jax.vjp(lambda params: logits_in_rows(logits_fn, params, inputs), params)
+    v = jax.vmap(lambda h, e: curvature(h)._probe(e))(logits, random_signs(key, logits))
+    # Squares of roots of vanishing weights would be zero; and a row without weight may be infinite.
+    v = jnp.where(weights[:, None] == 0, 0, jnp.sqrt(weights)[:, None] * v)
+    return pull(v)[0]
+
+
+def random_signs(key: Array, like: Float[Array, "b n"]) -> Float[Array, "b n"]:
+    """+1 or -1, as many as `like` has entries: 32 from each random number, which are the larger part of the cost."""
+    b, n = like.shape
+    bits = jax.random.bits(key, (b, -(-n // 32)), jnp.uint32)
+    places = jnp.arange(32, dtype=jnp.uint32)
+    bits = (bits[:, :, None] >> places[None, None, :]) & jnp.uint32(1)
+    bits = bits.reshape(b, -1)[:, :n]
+    return 1 - 2 * bits.astype(like.dtype)
+
+
+def some_examples(
+    inputs: Any, example_weights: Any, axes: Any, rows_per_example: int, wanted: int | None, turn: Int[Array, ""]
+) -> tuple[Any, Any]:
+    """Evenly spaced examples of a batch, others every turn, and their weights; all of them if that is as good.
+
+    Every device then has a part of them, where a batch is spread over devices.
+    """
+    examples, shared = split("inputs", inputs, axes)
+    b = examples[0].shape[0]
+    apart = spacing(b, b * rows_per_example, wanted)
+    if apart == 1 or any(_is_divided(leaf) for leaf in examples):
+        return inputs, example_weights
+    offset = turn % apart
+
+    def some(leaf):
+        leaf = jnp.asarray(leaf)
+        rows = leaf[: b // apart * apart].reshape(b // apart, apart, *leaf.shape[1:])
+        return jax.lax.dynamic_index_in_dim(rows, offset, axis=1, keepdims=False)
+
+    flags = axis_flags("inputs", inputs, axes)
+    chosen = join(jax.tree.structure(inputs), flags, [some(leaf) for leaf in examples], shared)
+    return chosen, None if example_weights is None else some(example_weights)
+
+
+def spacing(examples: int, rows: int, wanted: int | None) -> int:
+    """One in how many examples to take."""
+    if wanted is not None:
+        return max(1, examples // wanted)
+    apart = min(max(ONE_IN, -(-rows // LARGEST)), rows // LEAST)
+    return max(1, min(apart, examples))
+
+
+def _is_divided(leaf: Any) -> bool:
+    """Whether the examples lie on several devices of an explicit mesh, where they cannot be counted off."""
+    return any(axis is not None for axis in jax.typeof(jnp.asarray(leaf)).sharding.spec[:1])
