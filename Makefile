@@ -124,6 +124,7 @@ costs: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.mm
 	$(BIN)/python -m experiments.benchmarks.low_rank
 	$(BIN)/python -m experiments.benchmarks.kspfb
+	$(BIN)/python -m experiments.benchmarks.networks
 
 soak: $(INSTALLED)
 	$(BIN)/python -m experiments.soak

@@ -95,7 +95,7 @@ def warn_if_wrong() -> None:
 
     A warning that is made an error is raised every time.
     """
-    if _warned or not _suspect() or _is_own.get() or _default_platform() != "cpu":
+    if _warned or not _suspect() or _is_own.get() or default_platform() != "cpu":
         return
     if verdict() is not Verdict.RIGHT:
         warnings.warn(message(), MiscompilationWarning, stacklevel=_level_of_caller(inspect.stack(0)))
@@ -146,7 +146,7 @@ def _can_be_repaired(arguments) -> bool:
     arrays = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.Array)]
     if any(isinstance(array, Tracer) for array in arrays):
         return False
-    where = next(iter(arrays[0].devices())).platform if arrays else _default_platform()
+    where = next(iter(arrays[0].devices())).platform if arrays else default_platform()
     if where != "cpu" or verdict() is not Verdict.REPAIRABLE:
         return False
     # In a program, new arrays are traced as well. This one is made without a transfer, which may be forbidden.
@@ -170,7 +170,8 @@ def _flags() -> str:
     return os.environ.get("XLA_FLAGS", "")
 
 
-def _default_platform() -> str:
+def default_platform() -> str:
+    """Where programs run that are not told where: "cpu", "gpu", "tpu"."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None:
         return jax.default_backend()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, trees
+from qbound.linalg.convolutions import fast_in_loops
 from qbound.types import Scalar
 
 
@@ -71,6 +72,8 @@ def conjugate_gradients(
       A `Solution`.
     """
     size, g, start = _unit(g, start)
+    # Not in `iterate`: models of runs and fits are affine, and convolutions rare in them.
+    product = fast_in_loops(product, g)
     s, steps = _iterate(product, g, max_steps, tolerance, precondition, start)
     unit = checked_solution(product, g, s, steps)
     return unit._replace(vector=trees.scale(size, unit.vector), product=trees.scale(size, unit.product))

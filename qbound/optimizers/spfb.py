@@ -145,7 +145,7 @@ def scale_by_spfb(
         for one example of `qbound.linear_logits`), "cg" (matrix-free, in the memory of a few gradients), or "auto",
         chosen by the cost model of `qbound.curvature.model`.
       order: of the labels in the bound; see `qbound.log_partition_bound`.
-      max_steps: the most iterations of CG. Each costs about two gradients.
+      max_steps: the most iterations of CG. Each costs about one gradient.
       tolerance: relative residual at which CG stops.
       window: keep the inputs of this many recent examples in the state and take the curvature from them, the current
         batch included; None takes it from the current batch, as the paper does. With batches of less than a few hundred
