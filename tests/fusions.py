@@ -63,6 +63,7 @@ PROGRAMS = {
     **{f"bounds, {order}": of_bounds(order) for order in ("max_first", "descending", "given")},
     "spfb": updated(qbound.spfb),
     "kspfb": updated(qbound.kspfb),
+    "layerwise_spfb": updated(qbound.layerwise_spfb),
     "mm.step": mm_step,
 }
 

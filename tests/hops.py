@@ -63,6 +63,7 @@ def updates() -> dict[str, Callable[[], Any]]:
         "spfb": update(qbound.spfb(1.0, qbound.linear_logits, l2=1e-3, solver="cg")),
         "kspfb": update(qbound.kspfb(1.0, qbound.linear_logits, l2=1e-3)),
         "lspfb": update(qbound.lspfb(1.0, qbound.linear_logits, rank=4, l2=1e-3)),
+        "layerwise_spfb": update(qbound.layerwise_spfb(1.0, qbound.linear_logits, l2=1e-3)),
         "mm.run": lambda: jax.jit(run).lower(weights, inputs, labels),
     }
 

@@ -160,6 +160,16 @@ def network(params, x):
     return jnp.matmul(hidden, params["last"], precision="highest")
 
 
+def of_trace() -> Program:
+    """The trace of the curvature of a network, and its derivative."""
+
+    def function(params, x, key):
+        return jax.value_and_grad(qbound.curvature_trace, argnums=1)(network, params, x, key, probes=2)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return function, ({"first": shape(20, 16), "last": shape(16, 10)}, ROWS, key)
+
+
 def halved(g):
     return jax.tree.map(lambda leaf: leaf / 2, g)
 
@@ -215,6 +225,13 @@ TRANSFORMS |= {
     "kspfb, leading eigenvectors": lambda: on_many_inputs(qbound.kspfb, l2=0.1),
     "kspfb, many labels": lambda: update(qbound.linear_logits, shape(20, 2000), ROWS, qbound.kspfb, l2=0.1),
     "scale_by_kspfb": lambda: on_linear(qbound.scale_by_kspfb, damping=0.1),
+    "layerwise_spfb": lambda: on_network(qbound.layerwise_spfb, "example_weights", "value", adaptive_damping=1.0),
+    "layerwise_spfb, a part of the batch": lambda: on_network(qbound.layerwise_spfb, l2=0.1, probe_examples=30),
+    "layerwise_spfb, a bound": lambda: on_network(qbound.layerwise_spfb, factors="bound", momentum=0.0),
+    "layerwise_spfb, gauss_newton": lambda: on_network(qbound.layerwise_spfb, curvature="gauss_newton"),
+    "layerwise_spfb, diagonals": lambda: on_network(qbound.layerwise_spfb, longest_axis=12, weight_decay=1e-4),
+    "scale_by_layerwise_spfb": lambda: on_linear(qbound.scale_by_layerwise_spfb),
+    "curvature_trace": lambda: of_trace(),
 }
 
 

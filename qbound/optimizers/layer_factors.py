@@ -268,7 +268,7 @@ def empty_layer_factors(params: Any, layouts: list[LeafLayout], kind: FactorKind
 
 
 def with_pending(factors: LayerFactors, layouts: list[LeafLayout], decay: Array) -> LayerFactors:
-    """After a turn, in which the probes that were pending have entered."""
+    """After a turn, in which the probes that were pending have entered, if their products are finite."""
     if not layouts:
         return factors
     unit = 1 / jnp.sqrt(jnp.maximum(factors.layer_pending_count, 1))
@@ -277,8 +277,13 @@ def with_pending(factors: LayerFactors, layouts: list[LeafLayout], decay: Array)
         with_probe(old, unit.astype(g.dtype) * layout.to_matrices(g), decay.astype(g.dtype)) if g.size else old
         for old, layout, g in zip(factors.layer_factors, layouts, pending, strict=True)
     )
-    zeros = trees.zeros_like(factors.layer_pending)
-    return LayerFactors(entered, decay * factors.layer_turns + 1, zeros, jnp.zeros_like(factors.layer_pending_count))
+    # Products of numbers that are finite may not be so.
+    finite = trees.all_finite(entered)
+    before = factors.layer_factors, factors.layer_turns
+    after = entered, decay * factors.layer_turns + 1
+    kept, turns = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+    none_pending = trees.zeros_like(factors.layer_pending), jnp.zeros_like(factors.layer_pending_count)
+    return LayerFactors(kept, turns, none_pending[0], none_pending[1])
 
 
 def ready(factors: LayerFactors, damping: Array, l2: Array, kind: FactorKind) -> LayerFactors:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qbound import checks, trees
 from qbound.families.softmax import Softmax
-from qbound.models.linear import logits_shape
+from qbound.models.base import normalised
 from qbound.optimizers.base import (
     as_number,
     check_update,
@@ -92,7 +92,7 @@ def scale_by_layerwise_spfb(
     logits_fn: Callable[[Any, Any], Array],
     *,
     damping: Scalar = 0.3,
-    momentum: Scalar = 0.8,
+    momentum: Scalar = 0.7,
     factors: FactorKind = "estimate",
     curvature: ProbedCurvature = "bound",
     decay: Scalar = 0.85,
@@ -129,7 +129,7 @@ def scale_by_layerwise_spfb(
       curvature: what to probe: that of the "bound", or "gauss_newton", the matrix with the exact Hessian in its place.
       decay: of the sums L and R, from turn to turn.
       probe_examples: how many examples of a batch to take probes and lengths from, about; None for a quarter, less in
-        batches of more than 8,192 rows of logits and more in those of less than 512.
+        batches of more than 8,192 rows of logits and more in those of less than 400.
       update_every: after how many updates the probes since the last time enter L and R.
       solve_every: after how many updates L and R are inverted. Both are done in each of the first ten, too.
       longest_axis: of a matrix; a longer axis has a diagonal.
@@ -171,7 +171,7 @@ def layerwise_spfb(
     weight_decay: Scalar = 0.0,
     weight_decay_mask: Any = None,
     damping: Scalar = 0.3,
-    momentum: Scalar = 0.8,
+    momentum: Scalar = 0.7,
     factors: FactorKind = "estimate",
     curvature: ProbedCurvature = "bound",
     decay: Scalar = 0.85,
@@ -305,16 +305,17 @@ class LayerwiseOptions:
         leaves, structure = jax.tree.flatten(params)
         axes = self.axes(params) if callable(self.axes) else self.axes
 
-        def is_leaf(x):
-            return x is None or isinstance(x, LeafAxes)
-
         given = [None] * len(leaves)
         if axes is not None and leaves:
-            given, found = jax.tree.flatten(axes, is_leaf=is_leaf)
-            if found != jax.tree.structure(structure.unflatten(given), is_leaf=is_leaf) or not all(map(is_leaf, given)):
+            try:
+                given = structure.flatten_up_to(axes)
+            except ValueError as error:
                 raise ValueError(
-                    f"axes: expected a tree of qbound.LeafAxes or None with structure {structure}; got {found}"
-                )
+                    f"axes: expected qbound.LeafAxes or None for each array of {structure}; got {axes!r}: {error}"
+                ) from None
+        for each in given:
+            if each is not None and not isinstance(each, LeafAxes):
+                raise TypeError(f"axes: expected qbound.LeafAxes or None for every array; got {each!r}")
         return [leaf_layout(leaf.shape, each) for leaf, each in zip(leaves, given, strict=True)]
 
 
@@ -361,10 +362,13 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         key = jax.random.fold_in(jax.random.key(options.seed), count)
         sampled = label_curvature(options.family, options.curvature == "gauss_newton")
         sample = probe(model, params, inputs, weights, sampled, key)
-        factors = _updated_factors(options, layouts, state.layerwise_factors, sample, count, damping, l2)
+        decay = as_number(checks.fraction("decay", options.decay), params)
+        # An option that is an array and out of its range is NaN.
+        known = jnp.isfinite(damping) & jnp.isfinite(l2) & jnp.isfinite(decay)
+        factors = _updated_factors(options, layouts, state.layerwise_factors, sample, count, damping, l2, decay, known)
         s = direction(factors, layouts, g, options.factors)
         # 3. The mean of directions, as long as the bound of recent batches allows, unless a number went wrong.
-        sound = trees.all_finite(s) & trees.all_finite(sample)
+        sound = trees.all_finite(s) & trees.all_finite(sample) & known
         s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
         u, directions = mean_direction(state.layerwise_directions, s, options.momentum, False)
         rate = jnp.ones_like(damping)
@@ -408,17 +412,14 @@ def _widened(logits_fn: Callable) -> Callable:
 
 def _some_rows(options, model, params, inputs, example_weights, count) -> tuple[Any, Float[Array, " b"]]:
     """Examples of the batch, others every time, and the weights of their rows of logits."""
-    shape = logits_shape(model, params, inputs)[:-1]
-    rows = 1
-    for size in shape[1:]:
-        rows *= size
-    inputs, example_weights = some_examples(
-        inputs, example_weights, options.inputs_axes, rows, options.probe_examples, count
+    every = row_weights(model, params, inputs, example_weights)
+    inputs, some = some_examples(
+        inputs, every, example_weights is not None, options.inputs_axes, options.probe_examples, count
     )
-    return inputs, row_weights(model, params, inputs, example_weights)
+    return inputs, normalised(some).reshape(-1)
 
 
-def _updated_factors(options, layouts, factors: LayerFactors, sample, count, damping, l2) -> LayerFactors:
+def _updated_factors(options, layouts, factors: LayerFactors, sample, count, damping, l2, decay, known) -> LayerFactors:
     """With a probe, which enters when it is time, and made ready to solve with when it is time for that.
 
     A probe that is not finite is left out. Products and inverses are conditional, models are not: convolutions are
@@ -428,9 +429,8 @@ def _updated_factors(options, layouts, factors: LayerFactors, sample, count, dam
     pending = jax.tree.map(lambda old, new: jnp.where(finite, old + new, old), factors.layer_pending, sample)
     waiting = factors.layer_pending_count + finite.astype(factors.layer_pending_count.dtype)
     factors = factors._replace(layer_pending=pending, layer_pending_count=waiting)
-    decay = as_number(checks.fraction("decay", options.decay), pending)
     early = (count < FIRST) | (factors.layer_turns == 0)
-    enters = ((count % options.update_every == 0) | early) & (waiting > 0)
+    enters = ((count % options.update_every == 0) | early) & (waiting > 0) & known
     factors = if_due(enters, lambda old: with_pending(old, layouts, decay), factors)
-    due = (count % options.solve_every == 0) | early
+    due = ((count % options.solve_every == 0) | early) & known
     return if_due(due, lambda old: ready(old, damping, l2, options.factors), factors)

@@ -14,7 +14,8 @@ of the bound,
 
 .. math:: \ell = a / \sqrt q
 
-which does not depend on the scale of u, and the step is eta u with eta = rate mean(l)/sqrt(q).
+which does not depend on the scale of u, and the step is eta u with eta sqrt(q) = rate mean(l). Both q are those of the
+length that they go with, eta^ = eta.
 """
 
 from typing import Any, NamedTuple
@@ -29,9 +30,11 @@ from qbound.models.linear import logits_in_rows
 from qbound.trees import weighted_sum
 
 # Of the latest batch in the mean; and the first updates, which are shortened, since factors are of few probes.
-NEW, FIRST = 0.1, 10
+NEW, FIRST = 0.3, 10
 # Beyond a rate of 2 the bound would rise, on average over batches.
 LARGEST_RATE = 2.0
+# Lengths are found by halving a logarithm: within a factor of 1.02 where curvatures differ by SMALL, and else closer.
+HALVINGS, SMALL, FAR = 10, 1e-10, 1e30
 
 
 class UpdateLength(NamedTuple):
@@ -56,30 +59,43 @@ def length_of_update(
 ) -> tuple[Float[Array, ""], Float[Array, ""], UpdateLength]:
     """The length for a learning rate of 1, the curvature q along the update, and what is known after it.
 
-    `curved` is from a length eta^ to q, and from 0 to the least that q can be. No update, no length: where there is no
-    curvature along u, or the mean has no descent to tell of, it is 0.
+    `curved` is from a length eta^ to q, which grows with it. No update, no length: where there is no curvature along u,
+    or the mean has no descent to tell of, it is 0.
     """
-    least = curved(jnp.zeros_like(a))
-    root = _root(least)
-    # The first batch has nothing but its own word.
-    mean = jnp.where(earlier.length_looks > 0, earlier.length_mean, a / root)
-    q = curved(jnp.minimum(jnp.abs(rate), LARGEST_RATE) * jnp.maximum(mean, 0) / root)
-    root = _root(q)
-    new = jnp.maximum(NEW, 1 / (earlier.length_looks + 1))
-    mean = (1 - new) * earlier.length_mean + new * a / root
-    held_back = jnp.minimum(LARGEST_RATE / jnp.maximum(jnp.abs(rate), LARGEST_RATE), 1)
-    held_back = held_back * jnp.minimum((earlier.length_looks + 1) / FIRST, 1)
-    eta = jnp.where(q > 0, held_back * jnp.maximum(mean, 0) / root, 0)
-    known = jnp.isfinite(a) & jnp.isfinite(q)
-    after = UpdateLength(jnp.where(q > 0, mean, earlier.length_mean), earlier.length_looks + (q > 0).astype(a.dtype))
-    after = jax.tree.map(lambda new, old: jnp.where(known, new, old).astype(old.dtype), after, earlier)
-    return jnp.where(known, eta, jnp.nan), q, after
+    most = curved(jnp.full_like(a, FAR))
+    # What this batch certifies: the minimum of a bound that holds as far as that.
+    own = _longest(curved, jnp.abs(a), most, power=1.0)
+    new = jnp.sign(a) * own * jnp.sqrt(curved(own))
+    share = jnp.maximum(NEW, 1 / (earlier.length_looks + 1))
+    mean = (1 - share) * earlier.length_mean + share * new
+    # As long in the metric of the bound as the mean, times a rate that is no larger than the largest.
+    far = jnp.minimum(jnp.abs(rate), LARGEST_RATE)
+    eta = _longest(curved, far * jnp.maximum(mean, 0), most, power=0.5)
+    held_back = jnp.minimum((earlier.length_looks + 1) / FIRST, 1)
+    positive: Array = jnp.where(rate == 0, 1, jnp.abs(rate))  # pyright: ignore[reportAssignmentType]
+    eta, q = held_back * eta / positive, curved(eta)
+    known = jnp.isfinite(a) & jnp.isfinite(most)
+    counts = known & (most > 0)
+    after = UpdateLength(
+        jnp.where(counts, mean, earlier.length_mean), earlier.length_looks + counts.astype(earlier.length_looks.dtype)
+    )
+    wrong = jnp.where(known, 0, jnp.nan).astype(eta.dtype)
+    return eta + wrong, q + wrong, after
 
 
-def _root(q: Array) -> Array:
-    """To divide by: 1 where q is 0."""
-    positive: Array = jnp.where(q > 0, q, 1)  # pyright: ignore[reportAssignmentType]
-    return jnp.sqrt(positive)
+def _longest(curved: Any, target: Array, most: Array, power: float) -> Array:
+    """The eta with eta q(eta)^power = `target`, from below: so far q(eta) holds. 0 without any curvature."""
+    positive: Array = jnp.where(most > 0, most, 1)  # pyright: ignore[reportAssignmentType]
+    least = jnp.maximum(curved(jnp.zeros_like(target)), SMALL * positive)
+
+    def halve(_, ends):
+        low, high = ends
+        middle = jnp.sqrt(low) * jnp.sqrt(high)
+        is_far = middle * curved(middle) ** power > target
+        return jnp.where(is_far, low, middle), jnp.where(is_far, middle, high)
+
+    low, _ = jax.lax.fori_loop(0, HALVINGS, halve, (target / positive**power, target / least**power))
+    return jnp.asarray(jnp.where(most > 0, low, 0))
 
 
 def curvature_along(
@@ -97,8 +113,10 @@ def curvature_along(
     plain = l2 * trees.dot(u, u)
 
     def curved(eta):
-        radius = jnp.clip(eta * unit * radii, 0, largest_radius(radii.dtype))
-        each = jnp.minimum(globally, local_factor(radius) * locally)
+        radius, largest = eta * unit * radii, largest_radius(radii.dtype)
+        # Beyond the largest the factor would overflow, and there is the global bound.
+        factor = local_factor(jnp.clip(radius, 0, largest))
+        each = jnp.where(radius > largest, globally, jnp.minimum(globally, factor * locally))
         return unit**2 * (weighted_sum(weights, each) + plain)
 
     return curved

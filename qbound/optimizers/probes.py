@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from qbound import checks, trees
 from qbound.curvature import Curvature
 from qbound.families.softmax import Softmax
-from qbound.models.base import axis_flags, full_weights, join, normalised, split
+from qbound.models.base import axis_flags, example_count, full_weights, normalised
 from qbound.models.linear import logits_in_rows, logits_shape
 from qbound.types import Order, working_dtype
 
@@ -29,7 +29,7 @@ LabelCurvature = Callable[[Float[Array, " n"]], Curvature]
 
 # Probes are taken from one in this many examples, and one in more where there are more rows of logits than LARGEST;
 # but never from fewer rows than LEAST. Samples of many batches are averaged, so that what matters is their cost.
-ONE_IN, LEAST, LARGEST = 4, 128, 2048
+ONE_IN, LEAST, LARGEST = 4, 100, 2048
 
 
 def curvature_trace(
@@ -76,7 +76,7 @@ def curvature_trace(
     checks.choice("order", order, ("descending", "max_first", "given"))
     checks.integer("probes", probes)
     params = trees.widen(checks.float_tree("params", params))
-    weights = row_weights(logits_fn, params, inputs, example_weights)
+    weights = normalised(row_weights(logits_fn, params, inputs, example_weights)).reshape(-1)
     curvature = label_curvature(Softmax(order))
 
     def one(key):
@@ -91,11 +91,10 @@ def label_curvature(family: Softmax, exact: bool = False) -> LabelCurvature:
     return lambda h: (family.expansion(h) if exact else family.bound(h)).curvature
 
 
-def row_weights(logits_fn: Callable, params: Any, inputs: Any, example_weights: Any) -> Float[Array, " b"]:
-    """Weights of rows of logits, which sum to 1; NaN throughout if that cannot be."""
+def row_weights(logits_fn: Callable, params: Any, inputs: Any, example_weights: Any) -> Float[Array, "..."]:
+    """Weights of rows of logits, in the shape that those have, as they were given."""
     shape = logits_shape(logits_fn, params, inputs)[:-1]
-    dtype = working_dtype(*jax.tree.leaves(params))
-    return normalised(full_weights("example_weights", example_weights, shape, dtype)).reshape(-1)
+    return full_weights("example_weights", example_weights, shape, working_dtype(*jax.tree.leaves(params)))
 
 
 def probe(
@@ -116,31 +115,42 @@ def random_signs(key: Array, like: Float[Array, "b n"]) -> Float[Array, "b n"]:
     places = jnp.arange(32, dtype=jnp.uint32)
     bits = (bits[:, :, None] >> places[None, None, :]) & jnp.uint32(1)
     bits = bits.reshape(b, -1)[:, :n]
-    return 1 - 2 * bits.astype(like.dtype)
+    # Of zeros that lie on devices as `like` does.
+    return jnp.zeros_like(like) + (1 - 2 * bits.astype(like.dtype))
 
 
 def some_examples(
-    inputs: Any, example_weights: Any, axes: Any, rows_per_example: int, wanted: int | None, turn: Int[Array, ""]
-) -> tuple[Any, Any]:
-    """Evenly spaced examples of a batch, others every turn, and their weights; all of them if that is as good.
+    inputs: Any, weights: Float[Array, "..."], is_weighted: bool, axes: Any, wanted: int | None, turn: Int[Array, ""]
+) -> tuple[Any, Float[Array, "..."]]:
+    """Some examples of a batch, others every turn, and the weights of their rows; all of them if that is as good.
 
-    Every device then has a part of them, where a batch is spread over devices.
+    They are evenly spaced, so that every device has a part of them where a batch is spread over devices. With weights,
+    those of weight 0, such as padding, are passed over: a part of the batch may have no others.
     """
-    examples, shared = split("inputs", inputs, axes)
-    b = examples[0].shape[0]
-    apart = spacing(b, b * rows_per_example, wanted)
-    if apart == 1 or any(_is_divided(leaf) for leaf in examples):
-        return inputs, example_weights
-    offset = turn % apart
+    leaves, flags = jax.tree.leaves(inputs), axis_flags("inputs", inputs, axes)
+    b = example_count("inputs", inputs, axes)
+    apart = spacing(b, weights.size, wanted)
+    # Examples cannot be counted off where they lie on several devices of an explicit mesh.
+    if apart == 1 or len(weights) != b or any(map(_is_divided, leaves)):
+        return inputs, weights
+    size = b // apart
+    if is_weighted:
+        each = jnp.sum(weights.reshape(b, -1), axis=1)
+        order, counted = jnp.argsort(each == 0), jnp.sum(each != 0, dtype=turn.dtype)
+        chosen = order[(turn * size + jnp.arange(size, dtype=turn.dtype)) % jnp.maximum(counted, 1)]
 
-    def some(leaf):
-        leaf = jnp.asarray(leaf)
-        rows = leaf[: b // apart * apart].reshape(b // apart, apart, *leaf.shape[1:])
-        return jax.lax.dynamic_index_in_dim(rows, offset, axis=1, keepdims=False)
+        def some(leaf):
+            return jnp.asarray(leaf)[chosen]
 
-    flags = axis_flags("inputs", inputs, axes)
-    chosen = join(jax.tree.structure(inputs), flags, [some(leaf) for leaf in examples], shared)
-    return chosen, None if example_weights is None else some(example_weights)
+    else:
+
+        def some(leaf):
+            rows = jnp.asarray(leaf)[: size * apart].reshape(size, apart, *leaf.shape[1:])
+            return jax.lax.dynamic_index_in_dim(rows, turn % apart, axis=1, keepdims=False)
+
+    # Shared leaves are handed through as they are, Python values among them.
+    parts = [some(leaf) if has_axis else leaf for leaf, has_axis in zip(leaves, flags, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(inputs), parts), some(weights)
 
 
 def spacing(examples: int, rows: int, wanted: int | None) -> int:
@@ -152,5 +162,5 @@ def spacing(examples: int, rows: int, wanted: int | None) -> int:
 
 
 def _is_divided(leaf: Any) -> bool:
-    """Whether the examples lie on several devices of an explicit mesh, where they cannot be counted off."""
+    """Whether the first axis is divided over devices of an explicit mesh."""
     return any(axis is not None for axis in jax.typeof(jnp.asarray(leaf)).sharding.spec[:1])

@@ -104,7 +104,8 @@ def test_mean_over_many_probes_is_the_curvature_of_tied_weights_and_of_positions
     params = {"first": jnp.asarray(rng.normal(size=(4, 2))), "square": jnp.asarray(rng.normal(size=(4, 4)))}
     x = jnp.asarray(rng.normal(size=(2, 4)))
     weights = row_weights(tied, params, x, jnp.asarray([1.0, 3.0]))
-    np.testing.assert_allclose(weights, np.repeat([1, 3], 3) / 12)
+    np.testing.assert_array_equal(weights, np.repeat([[1], [3]], 3, axis=1))
+    weights = weights.reshape(-1) / 12
     found = moments(tied, params, x, weights, "max_first")
     expected = dense_curvature(tied, params, x, weights, "max_first")
     assert np.abs(found - expected).max() < 6 / np.sqrt(MANY) * np.diag(expected).max()
@@ -205,7 +206,7 @@ def test_wrong_arguments_of_the_trace_are_named(change, error, words):
 @pytest.mark.parametrize(
     ("examples", "rows", "wanted", "expected"),
     [
-        (500, 500, None, 3),
+        (500, 500, None, 4),
         (1000, 1000, None, 4),
         (100, 100, None, 1),
         (16_000, 16_000, None, 8),
@@ -222,12 +223,26 @@ def test_how_many_examples_are_probed(examples, rows, wanted, expected):
 
 
 def test_every_example_has_its_turn_and_shared_arrays_are_handed_through():
-    inputs = {"x": jnp.arange(20.0), "table": jnp.arange(3.0)}
-    seen = []
+    inputs = {"x": jnp.arange(20.0), "table": jnp.arange(3.0), "training": True}
+    axes, seen = {"x": 0, "table": None, "training": None}, []
     for turn in range(5):
-        part, weights = some_examples(inputs, 10 * inputs["x"], {"x": 0, "table": None}, 1, 4, jnp.asarray(turn))
+        part, weights = some_examples(inputs, 10 * inputs["x"], False, axes, 4, jnp.asarray(turn))
+        assert part["training"] is True
         np.testing.assert_array_equal(part["table"], inputs["table"])
         np.testing.assert_array_equal(weights, 10 * part["x"])
         seen.append(np.asarray(part["x"]))
     assert [len(x) for x in seen] == [4] * 5
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(20))
+
+
+@pytest.mark.parametrize("counted", [1, 3, 7, 20])
+def test_examples_without_weight_are_passed_over(counted):
+    given = np.zeros((20, 2))
+    given[np.random.default_rng(0).permutation(20)[:counted], 1] = 1.0
+    seen = []
+    for turn in range(10):
+        part, weights = some_examples(jnp.arange(20.0), jnp.asarray(given), True, 0, 4, jnp.asarray(turn))
+        np.testing.assert_array_equal(weights, given[np.asarray(part).astype(int)])
+        assert (weights.sum(1) == 1).all()
+        seen.append(part)
+    assert len(np.unique(seen)) == counted
