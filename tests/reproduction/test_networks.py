@@ -272,7 +272,6 @@ def test_batches_have_the_rows_that_are_asked_for(monkeypatch):
             "contenders: expected grids of the same size",
         ),
     ],
-    ids=str,
 )
 def test_what_cannot_be_is_named(make, message):
     with pytest.raises(ValueError, match=f"^{message}"):
