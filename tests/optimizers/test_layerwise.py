@@ -362,7 +362,11 @@ def test_rate_of_one_trains_from_weights_of_any_size(scale):
     assert np.max(losses) < 1.03 * losses[0]
 
 
-@pytest.mark.parametrize("logit", [50.0, 400.0, 1000.0])
+# After a step that was too long q is next to 0, one look outweighs all others, and the mean of lengths stays below 0.
+STALLS = pytest.mark.xfail(reason="stalls at 0.4 of the loss: one look with next to no curvature ends all steps")
+
+
+@pytest.mark.parametrize("logit", [50.0, pytest.param(400.0, marks=STALLS), 1000.0])
 def test_examples_that_are_certain_of_a_wrong_label_are_learned(logit):
     """Their Hessian vanishes, in the last case to the last digit; the bound does not."""
 
@@ -372,7 +376,7 @@ def test_examples_that_are_certain_of_a_wrong_label_are_learned(logit):
     y = 1 + jnp.arange(10) % 2
     losses, *_ = train(layerwise(model), model, jnp.asarray([[logit, 0, 0]]), jnp.ones((10, 1)), y)
     assert np.max(losses) == losses[0]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.05 * losses[0]
 
 
 def test_schedule_is_followed_and_a_rate_of_zero_does_not_move():
