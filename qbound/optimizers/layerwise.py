@@ -24,7 +24,6 @@ from qbound.optimizers.base import (
     rate_at,
     regularised,
     runs_away,
-    widen_floats,
 )
 from qbound.optimizers.damping import SpfbAdaptation, adapted, first_adaptation, remember
 from qbound.optimizers.directions import MeanDirection, mean_direction, no_directions_yet
@@ -41,6 +40,7 @@ from qbound.optimizers.layer_factors import (
 )
 from qbound.optimizers.lengths import FIRST, UpdateLength, curvature_along, length_of_update, no_length_yet
 from qbound.optimizers.probes import label_curvature, probe, row_weights, some_examples
+from qbound.optimizers.spfb import widened
 from qbound.types import Order, Scalar
 
 ProbedCurvature = Literal["bound", "gauss_newton"]
@@ -190,8 +190,8 @@ def layerwise_spfb(
     .. math:: \theta \leftarrow \theta - \eta_t\, \big(s + w\, \theta\big)
 
     with the direction s of `scale_by_layerwise_spfb` and a weight decay w. The learning rate is in units of the bound:
-    at 1 an update goes to where the bound of recent batches is least along it, for any network and any scale of its
-    weights, so that there is nothing to tune; it is limited to 2, where that bound would rise. Best is a rate of 1 that
+    at 1 an update goes to where the bound of recent batches is least along it, on the linearised network;
+    it is limited to 2, where that bound would rise. Best is a rate of 1 that
     decays to 0 over the last quarter of training.
 
     Gradients are those of the **mean** loss of the batch, without the l2 term, and `update` takes `inputs`, as
@@ -344,7 +344,7 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
     def update(updates, state, params=None, *, inputs=None, example_weights=None, value=None, **ignored) -> Any:
         del ignored
         check_update(params, updates=updates, inputs=inputs, example_weights=example_weights, value=value)
-        model = _widened(options.logits_fn) if is_narrow(params) else options.logits_fn
+        model = widened(options.logits_fn) if is_narrow(params) else options.logits_fn
         params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
         count, layouts = state.layerwise_updates, options.layouts(params)
         # 1. The gradient of the objective, which has the l2 term, and the damping.
@@ -403,11 +403,6 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         return trees.cast_like(step, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _widened(logits_fn: Callable) -> Callable:
-    """A model that is handed its inputs in float32 at least, as it is its parameters."""
-    return lambda params, inputs: logits_fn(params, jax.tree.map(widen_floats, inputs))
 
 
 def _some_rows(options, model, params, inputs, example_weights, count) -> tuple[Any, Float[Array, " b"]]:
