@@ -6,7 +6,8 @@ Names of experiments; all of them by default:
 
     perceptron      784-256-128-10, KMNIST and Fashion-MNIST
     convolutional   two convolutions and two dense layers, 20,000 images of each
-    transformer     two layers, on the source of Python's standard library, at two sizes of batches
+    transformer     two layers, on the source of Python's standard library
+    transformer_large   the same with larger batches
     large_batches   the perceptron to a fixed loss, with batches of 125 to 16,000
     rates           the loss against the learning rate, with first weights of three sizes
 
@@ -35,7 +36,7 @@ from experiments.overrides import load_config, override
 
 __all__ = ["EXPERIMENTS", "main", "perform"]
 
-EXPERIMENTS = ("perceptron", "convolutional", "transformer", "large_batches", "rates")
+EXPERIMENTS = ("perceptron", "convolutional", "transformer", "transformer_large", "large_batches", "rates")
 
 
 def perform(config: Comparison | Rates, data_dir: str | None, peers: frozenset[str]) -> str:

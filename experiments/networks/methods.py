@@ -25,7 +25,7 @@ LogitsFn = Callable[[Any, jax.Array], jax.Array]
 
 SCHEDULES: tuple[Schedule, ...] = ("cosine", "constant")
 WARM_UP = 0.1  # of all steps, before the cosine
-FALL = 0.25  # of all steps, after the constant
+FALL = 0.5  # of all steps, after the constant
 # What each method is told beside its learning rate.
 OPTIONS: dict[str, set[str]] = {
     "adamw": {"b2", "weight_decay"},

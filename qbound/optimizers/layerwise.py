@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from qbound import checks, trees
 from qbound.families.softmax import Softmax
 from qbound.models.base import normalised
+from qbound.models.linear import logits_in_rows
 from qbound.optimizers.base import (
     as_number,
     check_update,
@@ -38,7 +39,15 @@ from qbound.optimizers.layer_factors import (
     ready,
     with_pending,
 )
-from qbound.optimizers.lengths import FIRST, UpdateLength, curvature_along, length_of_update, no_length_yet
+from qbound.optimizers.lengths import (
+    FIRST,
+    UpdateLength,
+    length_of_update,
+    no_length_yet,
+    nonlinearity,
+    ray,
+    trusted_share,
+)
 from qbound.optimizers.probes import label_curvature, probe, row_weights, some_examples
 from qbound.optimizers.spfb import widened
 from qbound.types import Order, Scalar
@@ -52,6 +61,8 @@ class LayerwiseInfo(NamedTuple):
     Attributes:
       layerwise_damping: of every block, in its mean eigenvalues.
       layerwise_curvature: q, that of the bound along the mean direction.
+      layerwise_nonlinearity: by what share of it the linearised network was wrong about the move of logits; above 1/2
+        the update was shortened for it.
       layerwise_predicted_decrease: of the objective, by that bound, for a learning rate of 1.
       layerwise_step_length: what the mean direction was multiplied by, before the learning rate; 0 if the update was
         skipped.
@@ -62,6 +73,7 @@ class LayerwiseInfo(NamedTuple):
 
     layerwise_damping: Float[Array, ""]
     layerwise_curvature: Float[Array, ""]
+    layerwise_nonlinearity: Float[Array, ""]
     layerwise_predicted_decrease: Float[Array, ""]
     layerwise_step_length: Float[Array, ""]
     layerwise_nonfinite: Bool[Array, ""]
@@ -328,11 +340,17 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
     def init(params) -> Any:
         params = checked_params(params)
         dtype = parameter_dtype(params)
-        damping, curvature, decrease = (jnp.zeros((), dtype) for _ in range(3))
+        damping, curvature, epsilon, decrease = (jnp.zeros((), dtype) for _ in range(4))
         adaptive = options.adaptive_damping
         return ScaleByLayerwiseSpfbState(
             LayerwiseInfo(
-                damping, curvature, decrease, jnp.ones((), dtype), jnp.array(False), jnp.zeros((), jnp.int32)
+                damping,
+                curvature,
+                epsilon,
+                decrease,
+                jnp.ones((), dtype),
+                jnp.array(False),
+                jnp.zeros((), jnp.int32),
             ),
             jnp.zeros((), jnp.int32),
             empty_layer_factors(params, options.layouts(params), options.factors, options.longest_axis),
@@ -375,8 +393,12 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         if options.learning_rate is not None:
             rate = rate_at(options.learning_rate, count, params)
         slope = trees.dot(g, u)
-        curved = curvature_along(options.family, model, params, inputs, weights, u, l2)
-        eta, q, length = length_of_update(state.layerwise_length, slope, curved, rate)
+        along = ray(options.family, model, params, inputs, weights, u, l2)
+        eta, q, length = length_of_update(state.layerwise_length, slope, along.curved, rate)
+        # A look at where it leads: the linearised network may be far from the network there.
+        moved = logits_in_rows(model, trees.add_scaled(params, -rate * eta, u), inputs)
+        epsilon = nonlinearity(along, moved, rate * eta)
+        eta = trusted_share(epsilon) * eta
         step = trees.scale(eta, u)
         sound = sound & jnp.isfinite(eta) & trees.all_finite(trees.cast_like(step, updates))
         if options.learning_rate is None:
@@ -388,10 +410,11 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
             jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
             for new, old in ((length, state.layerwise_length), (directions, state.layerwise_directions))
         )
-        slope, q = (jnp.where(sound, x, 0) for x in (slope, q))
+        slope, q, epsilon = (jnp.where(sound, x, 0) for x in (slope, q, epsilon))
         info = LayerwiseInfo(
             layerwise_damping=damping,
             layerwise_curvature=q,
+            layerwise_nonlinearity=epsilon,
             layerwise_predicted_decrease=eta * slope - eta**2 * q / 2,
             layerwise_step_length=eta,
             layerwise_nonfinite=~sound,
@@ -424,8 +447,10 @@ def _updated_factors(options, layouts, factors: LayerFactors, sample, count, dam
     pending = jax.tree.map(lambda old, new: jnp.where(finite, old + new, old), factors.layer_pending, sample)
     waiting = factors.layer_pending_count + finite.astype(factors.layer_pending_count.dtype)
     factors = factors._replace(layer_pending=pending, layer_pending_count=waiting)
-    early = (count < FIRST) | (factors.layer_turns == 0)
-    enters = ((count % options.update_every == 0) | early) & (waiting > 0) & known
+    none_yet = factors.layer_turns == 0
+    enters = ((count % options.update_every == 0) | (count < FIRST) | none_yet) & (waiting > 0) & known
     factors = if_due(enters, lambda old: with_pending(old, layouts, decay), factors)
-    due = ((count % options.solve_every == 0) | early) & known
+    # Factors of t probes change as fast as 1/t: they are inverted after 1, 2, 4, 8, ... of them, too.
+    is_power_of_two = ((count + 1) & count) == 0
+    due = ((count % options.solve_every == 0) | is_power_of_two | none_yet) & known
     return if_due(due, lambda old: ready(old, damping, l2, options.factors), factors)

@@ -15,9 +15,19 @@ of the bound,
 .. math:: \ell = a / \sqrt q
 
 which does not depend on the scale of u, and the step is eta u with eta sqrt(q) = rate mean(l). Both q are those of the
-length that they go with, eta^ = eta.
+length that they go with, eta^ = eta. It is no longer than a few times the length that its own batch certifies.
+
+All of that is about the linearised network. Whether the network is near that is measured at the end of the step: with
+d_j = -eta u_j what its logits should move by, and m_j what they do, the step is shortened to
+
+.. math:: \eta \min(1, 1/(2 \epsilon)), \qquad
+    \epsilon^2 = \sum_j w_j |m_j - d_j|^2 / \sum_j w_j |d_j|^2
+
+where the mean over labels, which a softmax does not see, is taken off. The share of d that is wrong grows with eta.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +43,13 @@ from qbound.trees import weighted_sum
 NEW, FIRST = 0.3, 10
 # Beyond a rate of 2 the bound would rise, on average over batches.
 LARGEST_RATE = 2.0
+# A step may be so many times as long as its own batch certifies: where that has next to nothing to lose, the mean over
+# batches is not its length.
+LARGEST_SHARE = 4.0
+# Of what logits should move by, the share that may be wrong; and what remains of a step whose logits are not finite.
+TRUSTED, LEAST_SHARE = 0.5, 1e-3
+# Differences of so many units in the last place of the logits are rounding.
+ROUNDING = 64
 # Lengths are found by halving a logarithm: within a factor of 1.02 where curvatures differ by SMALL, and else closer.
 HALVINGS, SMALL, FAR = 10, 1e-10, 1e30
 
@@ -59,18 +76,20 @@ def length_of_update(
 ) -> tuple[Float[Array, ""], Float[Array, ""], UpdateLength]:
     """The length for a learning rate of 1, the curvature q along the update, and what is known after it.
 
-    `curved` is from a length eta^ to q, which grows with it. No update, no length: where there is no curvature along u,
-    or the mean has no descent to tell of, it is 0.
+    `curved` is from a length eta^ to q, which grows with it. Where there is no descent along u, or no curvature, or the
+    mean has no descent to tell of, the length is 0.
     """
     most = curved(jnp.full_like(a, FAR))
-    # What this batch certifies: the minimum of a bound that holds as far as that.
+    # What this batch certifies: the minimum of a bound that holds as far as that. One without curvature along u may
+    # have infinitely much to lose by a step, and still does no more than take back what the mean has.
     own = _longest(curved, jnp.abs(a), most, power=1.0)
-    new = jnp.sign(a) * own * jnp.sqrt(curved(own))
+    new = jnp.maximum(jnp.sign(a) * own * jnp.sqrt(curved(own)), -jnp.abs(earlier.length_mean))
     share = jnp.maximum(NEW, 1 / (earlier.length_looks + 1))
     mean = (1 - share) * earlier.length_mean + share * new
     # As long in the metric of the bound as the mean, times a rate that is no larger than the largest.
     far = jnp.minimum(jnp.abs(rate), LARGEST_RATE)
     eta = _longest(curved, far * jnp.maximum(mean, 0), most, power=0.5)
+    eta = jnp.where(a > 0, jnp.minimum(eta, far * LARGEST_SHARE * own), 0)
     held_back = jnp.minimum((earlier.length_looks + 1) / FIRST, 1)
     positive: Array = jnp.where(rate == 0, 1, jnp.abs(rate))  # pyright: ignore[reportAssignmentType]
     eta, q = held_back * eta / positive, curved(eta)
@@ -98,10 +117,32 @@ def _longest(curved: Any, target: Array, most: Array, power: float) -> Array:
     return jnp.asarray(jnp.where(most > 0, low, 0))
 
 
-def curvature_along(
+# A model along an update.
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray:
+    """The rows of logits h_j - eta u_j of the linearised network.
+
+    Attributes:
+      logits: h_j.
+      along: u_j, in units of `unit`, so that no square of them overflows.
+      unit: the largest entry of the update.
+      weights: of the rows; their sum is 1.
+      curved: from eta^ to q.
+    """
+
+    logits: Float[Array, "b n"]
+    along: Float[Array, "b n"]
+    unit: Float[Array, ""]
+    weights: Float[Array, " b"]
+    curved: Callable[[Array], Array]
+
+
+def ray(
     family: LogPartition, logits_fn: Any, params: Any, inputs: Any, weights: Float[Array, " b"], u: Any, l2: Array
-) -> Any:
-    """The function from eta^ to q, for one `jvp` of the model. `weights` are of the rows of logits and sum to 1."""
+) -> Ray:
+    """Along the update u, for one `jvp` of the model. `weights` are of the rows of logits and sum to 1."""
     # In units of the largest entry of u, whose square may be too large a number.
     unit = trees.largest(u)
     unit = jnp.where(unit > 0, unit, 1)
@@ -119,4 +160,33 @@ def curvature_along(
         each = jnp.where(radius > largest, globally, jnp.minimum(globally, factor * locally))
         return unit**2 * (weighted_sum(weights, each) + plain)
 
-    return curved
+    return Ray(logits, along, unit, weights, curved)
+
+
+def nonlinearity(ray: Ray, logits: Float[Array, "b n"], eta: Float[Array, ""]) -> Float[Array, ""]:
+    """epsilon: how wrong the linearised network is at the length eta, where the network has these logits.
+
+    0 for no step, and where the difference is rounding; infinite where logits are not finite.
+    """
+    expected = -eta * ray.unit * ray.along
+    difference = logits - ray.logits - expected
+    counted = (ray.weights[:, None] > 0) & (ray.logits != -jnp.inf)
+    expected, difference = (_centred(x, counted) for x in (expected, difference))
+    finest = ROUNDING * float(jnp.finfo(logits.dtype).eps) * jnp.max(jnp.where(counted, jnp.abs(ray.logits), 0))
+    # In units of the largest move, for squares that do not overflow.
+    largest = jnp.max(jnp.abs(expected))
+    unit = jnp.where(largest > 0, largest, 1)
+    wrong, moved = (jnp.sqrt(jnp.sum(ray.weights[:, None] * (x / unit) ** 2)) for x in (difference, expected))
+    epsilon = jnp.maximum(wrong - finest / unit, 0) / jnp.where(moved > 0, moved, 1)
+    return jnp.where(largest > 0, jnp.where(jnp.isfinite(epsilon), epsilon, jnp.inf), 0)
+
+
+def trusted_share(epsilon: Float[Array, ""]) -> Float[Array, ""]:
+    """What to shorten a step to, for which the linearised network is wrong by `epsilon`."""
+    return jnp.maximum(TRUSTED / jnp.maximum(epsilon, TRUSTED), LEAST_SHARE)
+
+
+def _centred(x: Float[Array, "b n"], counted: Array) -> Float[Array, "b n"]:
+    """Without the mean over the labels of a row that count; 0 for those that do not."""
+    x, labels = jnp.where(counted, x, 0), jnp.sum(counted, axis=1, keepdims=True, dtype=x.dtype)
+    return jnp.asarray(jnp.where(counted, x - jnp.sum(x, axis=1, keepdims=True) / jnp.maximum(labels, 1), 0))

@@ -78,7 +78,8 @@ def started():
     tx, params, (x, y) = layerwise(relu_network)(1.0), relu_params(), problem()
     grads, update, first = problems.gradient(relu_network, params, x, y), jax.jit(tx.update), tx.init(params)
     state = first
-    for _ in range(3):
+    # The next update does not invert factors.
+    for _ in range(4):
         _, state = update(grads, state, params, inputs=x)
     return update, params, x, grads, first, state
 
@@ -362,11 +363,7 @@ def test_rate_of_one_trains_from_weights_of_any_size(scale):
     assert np.max(losses) < 1.03 * losses[0]
 
 
-# After a step that was too long q is next to 0, one look outweighs all others, and the mean of lengths stays below 0.
-STALLS = pytest.mark.xfail(reason="stalls at 0.4 of the loss: one look with next to no curvature ends all steps")
-
-
-@pytest.mark.parametrize("logit", [50.0, pytest.param(400.0, marks=STALLS), 1000.0])
+@pytest.mark.parametrize("logit", [50.0, 400.0, 1000.0])
 def test_examples_that_are_certain_of_a_wrong_label_are_learned(logit):
     """Their Hessian vanishes, in the last case to the last digit; the bound does not."""
 

@@ -141,7 +141,7 @@ def test_schedules_are_what_they_are_called():
         return np.asarray(learning_rate(numbers(2.0, schedule, 100))(jnp.asarray(steps)))
 
     np.testing.assert_allclose(at("cosine", [0, 4, 9, 55, 100]), [0.2, 1, 2, 1, 0], atol=1e-6)
-    np.testing.assert_allclose(at("constant", [0, 50, 75, 99, 100]), [2, 2, 2, 0.08, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(at("constant", [0, 50, 75, 99, 100]), [2, 2, 1, 0.04, 0], rtol=1e-5, atol=1e-6)
     assert (at("cosine", np.arange(100)) > 0).all() and (at("constant", np.arange(100)) > 0).all()
 
 
@@ -289,9 +289,9 @@ def test_configs_have_grids_of_one_size_and_become_small(name):
     else:
         small = comparisons.in_small(config, "digits")
         found = {len(comparisons.grid(config, contender)) for contender in config.contenders}
-        assert found == {12 if name == "perceptron" else 8}
+        assert found == {{"convolutional": 6, "transformer_large": 4}.get(name, 8)}
         assert {len(comparisons.grid(small, contender)) for contender in small.contenders} == {1}
-        assert len(config.seeds) == 3 and config.tuning_seed not in config.seeds
+        assert len(config.seeds) >= 2 and config.tuning_seed not in config.seeds
     labels = {one.label for one in (config.entrants if name == "rates" else config.contenders)}
     assert labels <= report.LOOKS.keys()
     assert small.rows <= 1000
@@ -532,7 +532,7 @@ def test_rates_show_what_diverges(tmp_path, monkeypatch, capsys):
     [
         (
             ["perceptrons"],
-            "perceptrons: expected one of perceptron, convolutional, transformer, large_batches, rates, ",
+            "perceptrons: expected one of perceptron, convolutional, transformer, transformer_large, large_batches, ",
         ),
         (["perceptron", "sedes=3"], "sedes: expected one of the fields name, network, sizes"),
         (["perceptron", "contenders=Magic"], "contenders: expected labels among AdamW; NadamW; Muon"),
