@@ -52,8 +52,13 @@ def check_update(params: Any, **given: Any) -> None:
 
 def regularised(updates: Any, params: Any, l2: Scalar) -> tuple[Any, Array]:
     """The gradient of the objective, which has the l2 term, and l2; for parameters in float32 at least."""
-    l2 = as_number(checks.nonnegative("l2", l2), params)
-    return trees.add_scaled(checks.matching_tree("updates", updates, params), l2, params), l2
+    updates, number = checks.matching_tree("updates", updates, params), as_number(checks.nonnegative("l2", l2), params)
+    return updates if is_none(l2) else trees.add_scaled(updates, number, params), number
+
+
+def is_none(number: Scalar) -> bool:
+    """Whether an option is known to be 0, so that what it is a factor of need not be computed."""
+    return checks.is_number(number) and number == 0
 
 
 def checked_params(params: Any) -> Any:
@@ -140,9 +145,11 @@ def keep_params_finite(
     def update(updates, state, params=None, **extra) -> Any:
         updates, after = transform.update(updates, state, params, **extra)
         first, *rest = cast(tuple, after)
-        fine = stays_finite(params, updates)
-        updates = jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.zeros_like(leaf)), updates)
-        info = _skipped(getattr(first, f"{name}_info"), name, ~fine)
+        fine, info = stays_finite(params, updates), getattr(first, f"{name}_info")
+        # Of an update that was skipped nothing remains, weight decay neither.
+        made = fine & ~getattr(info, f"{name}_nonfinite")
+        updates = jax.tree.map(lambda leaf: jnp.where(made, leaf, jnp.zeros_like(leaf)), updates)
+        info = _skipped(info, name, ~fine)
         return updates, (first._replace(**{f"{name}_info": info}), *rest)
 
     return optax.GradientTransformationExtraArgs(transform.init, update)

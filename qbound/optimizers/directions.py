@@ -50,3 +50,19 @@ def mean_direction(
     sums = jax.tree.map(lambda old, new: m.astype(old.dtype) * old + new.astype(old.dtype), sums, s)
     weight = m * weight + 1
     return trees.scale(1 / weight, sums), MeanDirection(sums, weight)
+
+
+def descent(
+    directions: MeanDirection | None, alone: Float[Array, ""], g: Any, momentum: Scalar
+) -> tuple[Float[Array, ""], Bool[Array, ""] | bool]:
+    """g.u for the mean u with a direction s, of which g.s is known, and whether the earlier ones are to be forgotten.
+
+    They are where u would not be a descent; then u is s.
+    """
+    if directions is None:
+        return alone, False
+    weight = directions.mean_direction_weight
+    m = jnp.asarray(checks.fraction("momentum", momentum), weight.dtype)
+    total = m * trees.dot(g, directions.mean_direction).astype(weight.dtype) + alone.astype(weight.dtype)
+    turns_back = total <= 0
+    return jnp.where(turns_back, alone.astype(weight.dtype), total / (m * weight + 1)), turns_back

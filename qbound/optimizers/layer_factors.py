@@ -46,6 +46,12 @@ class LeafAxes:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
 
+    def __post_init__(self):
+        for name in ("rows", "columns"):
+            axes = getattr(self, name)
+            if not isinstance(axes, tuple) or not all(isinstance(axis, int) for axis in axes):
+                raise TypeError(f"{name}: expected a tuple of axes such as (0,) or (0, 1, 2); got {axes!r}")
+
 
 @dataclasses.dataclass(frozen=True)
 class LeafLayout:

@@ -1,6 +1,7 @@
 """Layerwise SPFB: a bound for every array of parameters of a network, from nothing but its logits."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from qbound.optimizers.base import (
     runs_away,
 )
 from qbound.optimizers.damping import SpfbAdaptation, adapted, first_adaptation, remember
-from qbound.optimizers.directions import MeanDirection, mean_direction, no_directions_yet
+from qbound.optimizers.directions import MeanDirection, descent, mean_direction, no_directions_yet
 from qbound.optimizers.layer_factors import (
     FactorKind,
     LayerFactors,
@@ -41,6 +42,8 @@ from qbound.optimizers.layer_factors import (
 )
 from qbound.optimizers.lengths import (
     FIRST,
+    LEAST_ROWS,
+    Ray,
     UpdateLength,
     length_of_update,
     no_length_yet,
@@ -48,7 +51,7 @@ from qbound.optimizers.lengths import (
     ray,
     trusted_share,
 )
-from qbound.optimizers.probes import label_curvature, probe, row_weights, some_examples
+from qbound.optimizers.probes import LEAST, label_curvature, probe, row_weights, some_examples
 from qbound.optimizers.spfb import widened
 from qbound.types import Order, Scalar
 
@@ -109,8 +112,8 @@ def scale_by_layerwise_spfb(
     curvature: ProbedCurvature = "bound",
     decay: Scalar = 0.85,
     probe_examples: int | None = None,
-    update_every: int = 4,
-    solve_every: int = 20,
+    update_every: int = 5,
+    solve_every: int = 50,
     longest_axis: int = 2048,
     axes: Any = None,
     order: Order = "max_first",
@@ -140,10 +143,10 @@ def scale_by_layerwise_spfb(
         once, up to the noise of the probes; its steps are more cautious, and eigenvectors cost more than inverses.
       curvature: what to probe: that of the "bound", or "gauss_newton", the matrix with the exact Hessian in its place.
       decay: of the sums L and R, from turn to turn.
-      probe_examples: how many examples of a batch to take probes and lengths from, about; None for a quarter, less in
-        batches of more than 8,192 rows of logits and more in those of less than 400.
-      update_every: after how many updates the probes since the last time enter L and R.
-      solve_every: after how many updates L and R are inverted. Both are done in each of the first ten, too.
+      probe_examples: how many examples of a batch to take probes and lengths from, about; None for an eighth, and no
+        fewer than 60 rows of logits for probes and 250 for lengths.
+      update_every: after how many updates the probes since the last time enter L and R; in each of the first ten, too.
+      solve_every: after how many updates L and R are inverted; after 1, 2, 4, 8, ... of them, too.
       longest_axis: of a matrix; a longer axis has a diagonal.
       axes: which axes of arrays are rows, columns or stacked: a tree of `qbound.LeafAxes` or None with the structure of
         the parameters, or a function from parameters to one. By default all axes but the last are merged to rows, as
@@ -188,8 +191,8 @@ def layerwise_spfb(
     curvature: ProbedCurvature = "bound",
     decay: Scalar = 0.85,
     probe_examples: int | None = None,
-    update_every: int = 4,
-    solve_every: int = 20,
+    update_every: int = 5,
+    solve_every: int = 50,
     longest_axis: int = 2048,
     axes: Any = None,
     order: Order = "max_first",
@@ -304,6 +307,8 @@ class LayerwiseOptions:
             number = getattr(self, name)
             if number is not None or name != "probe_examples":
                 object.__setattr__(self, name, checks.integer(name, number))
+        if not isinstance(self.seed, numbers.Integral):
+            raise TypeError(f"seed: expected an integer; got {self.seed!r}")
         if self.adaptive_damping is not None:
             checks.positive("adaptive_damping", self.adaptive_damping)
 
@@ -375,40 +380,42 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
             adaptation = adapted(adaptation, params, objective, options.adaptive_damping)
             damping = damping + adaptation.spfb_adaptive_damping
         # 2. A probe of the curvature, the factors, and the solution.
-        inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-        inputs, weights = _some_rows(options, model, params, inputs, example_weights, count)
+        batch = _Batch(options, model, params, inputs, example_weights, count)
         key = jax.random.fold_in(jax.random.key(options.seed), count)
         sampled = label_curvature(options.family, options.curvature == "gauss_newton")
-        sample = probe(model, params, inputs, weights, sampled, key)
+        part, weights = batch.some(LEAST)
+        sample = probe(model, params, part, normalised(weights).reshape(-1), sampled, key)
         decay = as_number(checks.fraction("decay", options.decay), params)
         # An option that is an array and out of its range is NaN.
         known = jnp.isfinite(damping) & jnp.isfinite(l2) & jnp.isfinite(decay)
         factors = _updated_factors(options, layouts, state.layerwise_factors, sample, count, damping, l2, decay, known)
         s = direction(factors, layouts, g, options.factors)
-        # 3. The mean of directions, as long as the bound of recent batches allows, unless a number went wrong.
-        sound = trees.all_finite(s) & trees.all_finite(sample) & known
-        s = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), s)
-        u, directions = mean_direction(state.layerwise_directions, s, options.momentum, False)
+        # 3. The mean of directions, unless a number went wrong: then g's is not finite.
+        alone, earlier = trees.dot(g, s), state.layerwise_directions
+        sound = jnp.isfinite(alone) & trees.all_finite(sample) & known
+        s, alone = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), (s, alone))
+        slope, turns_back = descent(earlier, alone, g, options.momentum)
+        u, directions = mean_direction(earlier, s, options.momentum, turns_back)
+        # 4. As long as the bound of recent batches allows, and where it leads the network is near the linearised one.
         rate = jnp.ones_like(damping)
         if options.learning_rate is not None:
             rate = rate_at(options.learning_rate, count, params)
-        slope = trees.dot(g, u)
-        along = ray(options.family, model, params, inputs, weights, u, l2)
+        part, weights = batch.some(LEAST_ROWS)
+        along = ray(options.family, model, params, part, normalised(weights).reshape(-1), u, l2)
         eta, q, length = length_of_update(state.layerwise_length, slope, along.curved, rate)
-        # A look at where it leads: the linearised network may be far from the network there.
-        moved = logits_in_rows(model, trees.add_scaled(params, -rate * eta, u), inputs)
+        part, along = batch.some_of(part, weights, along)
+        moved = logits_in_rows(model, trees.add_scaled(params, -rate * eta, u), part)
         epsilon = nonlinearity(along, moved, rate * eta)
         eta = trusted_share(epsilon) * eta
-        step = trees.scale(eta, u)
-        sound = sound & jnp.isfinite(eta) & trees.all_finite(trees.cast_like(step, updates))
+        sound = sound & (eta * along.unit <= _largest_number(updates))
         if options.learning_rate is None:
-            sound = sound & ~runs_away(params, step)
-        step = jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), step)
+            sound = sound & ~runs_away(params, trees.scale(eta, u))
         eta = jnp.where(sound, eta, 0)
-        # 4. What the next update needs, and what readers want.
+        step = trees.scale(eta, u)
+        # 5. What the next update needs, and what readers want.
         length, directions = (
             jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
-            for new, old in ((length, state.layerwise_length), (directions, state.layerwise_directions))
+            for new, old in ((length, state.layerwise_length), (directions, earlier))
         )
         slope, q, epsilon = (jnp.where(sound, x, 0) for x in (slope, q, epsilon))
         info = LayerwiseInfo(
@@ -428,13 +435,33 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _some_rows(options, model, params, inputs, example_weights, count) -> tuple[Any, Float[Array, " b"]]:
-    """Examples of the batch, others every time, and the weights of their rows of logits."""
-    every = row_weights(model, params, inputs, example_weights)
-    inputs, some = some_examples(
-        inputs, every, example_weights is not None, options.inputs_axes, options.probe_examples, count
-    )
-    return inputs, normalised(some).reshape(-1)
+class _Batch:
+    """The examples of an update, of which parts are taken, others every time."""
+
+    def __init__(self, options: LayerwiseOptions, model, params, inputs, example_weights, count):
+        inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+        self._options, self._count, self._is_weighted = options, count, example_weights is not None
+        self._inputs, self._weights = inputs, row_weights(model, params, inputs, example_weights)
+
+    def some(self, least: int) -> tuple[Any, Float[Array, "..."]]:
+        """With no fewer rows of logits than `least`, if there are so many, and the weights of the rows."""
+        return self._some(self._inputs, self._weights, self._options.inputs_axes, least)
+
+    def some_of(self, inputs: Any, weights: Float[Array, "..."], along: Ray) -> tuple[Any, Ray]:
+        """Of examples whose rows are known along an update, as many as are probed."""
+        rows = tuple(x.reshape(*weights.shape, -1) for x in (along.logits, along.along))
+        (inputs, *rows), weights = self._some((inputs, *rows), weights, (self._options.inputs_axes, 0, 0), LEAST)
+        logits, moves = (x.reshape(weights.size, -1) for x in rows)
+        return inputs, along._replace(logits=logits, along=moves, weights=normalised(weights).reshape(-1))
+
+    def _some(self, inputs, weights, axes, least):
+        wanted = self._options.probe_examples
+        return some_examples(inputs, weights, self._is_weighted, axes, wanted, self._count, least)
+
+
+def _largest_number(updates: Any) -> float:
+    """That every dtype among them has."""
+    return min((float(jnp.finfo(leaf.dtype).max) for leaf in jax.tree.leaves(updates)), default=jnp.inf)
 
 
 def _updated_factors(options, layouts, factors: LayerFactors, sample, count, damping, l2, decay, known) -> LayerFactors:
@@ -449,8 +476,13 @@ def _updated_factors(options, layouts, factors: LayerFactors, sample, count, dam
     factors = factors._replace(layer_pending=pending, layer_pending_count=waiting)
     none_yet = factors.layer_turns == 0
     enters = ((count % options.update_every == 0) | (count < FIRST) | none_yet) & (waiting > 0) & known
-    factors = if_due(enters, lambda old: with_pending(old, layouts, decay), factors)
     # Factors of t probes change as fast as 1/t: they are inverted after 1, 2, 4, 8, ... of them, too.
     is_power_of_two = ((count + 1) & count) == 0
     due = ((count % options.solve_every == 0) | is_power_of_two | none_yet) & known
-    return if_due(due, lambda old: ready(old, damping, l2, options.factors), factors)
+
+    def turn(old):
+        old = if_due(enters, lambda old: with_pending(old, layouts, decay), old)
+        return if_due(due, lambda old: ready(old, damping, l2, options.factors), old)
+
+    # One inside of the other: a second loop would copy what the first hands on, at every update.
+    return if_due(enters | due, turn, factors)

@@ -26,7 +26,6 @@ d_j = -eta u_j what its logits should move by, and m_j what they do, the step is
 where the mean over labels, which a softmax does not see, is taken off. The share of d that is wrong grows with eta.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +40,9 @@ from qbound.trees import weighted_sum
 
 # Of the latest batch in the mean; and the first updates, which are shortened, since factors are of few probes.
 NEW, FIRST = 0.3, 10
+# Of how many rows of logits to take the bound, at least. Once most examples are fitted, what curvature a batch has
+# along the update is that of a few, of which a smaller sample may have none: the step would be far too long for them.
+LEAST_ROWS = 250
 # Beyond a rate of 2 the bound would rise, on average over batches.
 LARGEST_RATE = 2.0
 # A step may be so many times as long as its own batch certifies: where that has next to nothing to lose, the mean over
@@ -120,8 +122,7 @@ def _longest(curved: Any, target: Array, most: Array, power: float) -> Array:
 # A model along an update.
 
 
-@dataclasses.dataclass(frozen=True)
-class Ray:
+class Ray(NamedTuple):
     """The rows of logits h_j - eta u_j of the linearised network.
 
     Attributes:

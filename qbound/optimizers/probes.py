@@ -27,9 +27,9 @@ from qbound.types import Order, working_dtype
 # Of a single vector of logits.
 LabelCurvature = Callable[[Float[Array, " n"]], Curvature]
 
-# Probes are taken from one in this many examples, and one in more where there are more rows of logits than LARGEST;
-# but never from fewer rows than LEAST. Samples of many batches are averaged, so that what matters is their cost.
-ONE_IN, LEAST, LARGEST = 4, 100, 2048
+# Samples are of one in this many examples, and one in more where there are more rows of logits than LARGEST; but never
+# of fewer rows than LEAST. Probes of many batches are averaged, so that what matters is their cost.
+ONE_IN, LEAST, LARGEST = 8, 60, 2048
 
 
 def curvature_trace(
@@ -120,7 +120,13 @@ def random_signs(key: Array, like: Float[Array, "b n"]) -> Float[Array, "b n"]:
 
 
 def some_examples(
-    inputs: Any, weights: Float[Array, "..."], is_weighted: bool, axes: Any, wanted: int | None, turn: Int[Array, ""]
+    inputs: Any,
+    weights: Float[Array, "..."],
+    is_weighted: bool,
+    axes: Any,
+    wanted: int | None,
+    turn: Int[Array, ""],
+    least: int = LEAST,
 ) -> tuple[Any, Float[Array, "..."]]:
     """Some examples of a batch, others every turn, and the weights of their rows; all of them if that is as good.
 
@@ -129,7 +135,7 @@ def some_examples(
     """
     leaves, flags = jax.tree.leaves(inputs), axis_flags("inputs", inputs, axes)
     b = example_count("inputs", inputs, axes)
-    apart = spacing(b, weights.size, wanted)
+    apart = spacing(b, weights.size, wanted, least)
     # Examples cannot be counted off where they lie on several devices of an explicit mesh.
     if apart == 1 or len(weights) != b or any(map(_is_divided, leaves)):
         return inputs, weights
@@ -153,11 +159,11 @@ def some_examples(
     return jax.tree.unflatten(jax.tree.structure(inputs), parts), some(weights)
 
 
-def spacing(examples: int, rows: int, wanted: int | None) -> int:
-    """One in how many examples to take."""
+def spacing(examples: int, rows: int, wanted: int | None, least: int = LEAST) -> int:
+    """One in how many examples to take: `wanted` examples, or no fewer rows than `least`."""
     if wanted is not None:
         return max(1, examples // wanted)
-    apart = min(max(ONE_IN, -(-rows // LARGEST)), rows // LEAST)
+    apart = min(max(ONE_IN, -(-rows // LARGEST)), rows // least)
     return max(1, min(apart, examples))
 
 

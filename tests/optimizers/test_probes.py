@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import qbound
 from qbound.families.softmax import Softmax
+from qbound.optimizers.lengths import LEAST_ROWS
 from qbound.optimizers.probes import label_curvature, probe, random_signs, row_weights, some_examples, spacing
 from tests import reference, strategies
 from tests.optimizers import problems
@@ -206,11 +207,11 @@ def test_wrong_arguments_of_the_trace_are_named(change, error, words):
 @pytest.mark.parametrize(
     ("examples", "rows", "wanted", "expected"),
     [
-        (500, 500, None, 4),
-        (1000, 1000, None, 4),
+        (500, 500, None, 8),
+        (1000, 1000, None, 8),
         (100, 100, None, 1),
         (16_000, 16_000, None, 8),
-        (32, 2048, None, 4),
+        (32, 2048, None, 8),
         (256, 16_384, None, 8),
         (2, 1_000_000, None, 2),
         (500, 500, 500, 1),
@@ -220,6 +221,10 @@ def test_wrong_arguments_of_the_trace_are_named(change, error, words):
 )
 def test_how_many_examples_are_probed(examples, rows, wanted, expected):
     assert spacing(examples, rows, wanted) == expected
+
+
+def test_lengths_are_of_more_rows_than_probes():
+    assert [spacing(rows, rows, None, LEAST_ROWS) for rows in (200, 500, 1000, 2000, 16_000)] == [1, 2, 4, 8, 8]
 
 
 def test_every_example_has_its_turn_and_shared_arrays_are_handed_through():
