@@ -10,6 +10,7 @@ Names of experiments; all of them by default:
     transformer_large   the same with larger batches
     large_batches   the perceptron to a fixed loss, with batches of 125 to 16,000
     rates           the loss against the learning rate, with first weights of three sizes
+    valleys         the trace of the curvature in the loss, and sharpness-aware minimisation, on test error
 
 and of peers with packages of their own, `kfac` and `psgd`, which are installed in .venv-bench-networks-NAME when they
 are named, or all of them with --peers. Fields are those of configs/networks_NAME.py: `contenders=AdamW,Muon seeds=1`,
@@ -25,38 +26,43 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.errors import UserError, one_line_errors, writing
-from experiments.networks import comparison, rates, report
+from experiments.networks import comparison, rates, report, valleys
 from experiments.networks.comparison import Comparison
 from experiments.networks.data import DataSet
 from experiments.networks.environments import PACKAGES
 from experiments.networks.rates import Rates
+from experiments.networks.valleys import Valleys
 from experiments.overrides import load_config, override
 
 __all__ = ["EXPERIMENTS", "main", "perform"]
 
-EXPERIMENTS = ("perceptron", "convolutional", "transformer", "transformer_large", "large_batches", "rates")
+EXPERIMENTS = ("perceptron", "convolutional", "transformer", "transformer_large", "large_batches", "rates", "valleys")
 
 
-def perform(config: Comparison | Rates, data_dir: str | None, peers: frozenset[str]) -> str:
+Config = Comparison | Rates | Valleys
+# What a configuration is performed, shown in small, and drawn by.
+KINDS: dict[type, Any] = {Comparison: comparison, Rates: rates, Valleys: valleys}
+
+
+def perform(config: Config, data_dir: str | None, peers: frozenset[str]) -> str:
     """Make the runs of one experiment, and say what was found: tables, and where the figure is."""
-    if isinstance(config, Rates):
-        path = rates.perform_all(config, data_dir, peers)
-        found, figure = rates.table(path), rates.draw(path)
-    else:
-        path = comparison.perform_all(config, data_dir, peers)
-        found, figure = report.tables(path), report.draw(path)
+    kind = KINDS[type(config)]
+    path = kind.perform_all(config, data_dir, peers)
+    shown = report if kind is comparison else kind
+    found, figure = shown.table(path), shown.draw(path)
     with writing(path.parent):
         (path.parent / "tables.md").write_text(found + "\n")
     return f"{found}\n\nDrawn to {figure}"
 
 
-def _config(name: str, changes: Sequence[str], output: str | None, quick: DataSet | None) -> Comparison | Rates:
-    kind = Rates if name == "rates" else Comparison
-    config = load_config(f"configs/networks_{name}.py", kind)
+def _config(name: str, changes: Sequence[str], output: str | None, quick: DataSet | None) -> Config:
+    kind = {"rates": Rates, "valleys": Valleys}.get(name, Comparison)
+    config: Any = load_config(f"configs/networks_{name}.py", kind)
     if quick is not None:
-        config = (rates if name == "rates" else comparison).in_small(config, quick)
+        config = KINDS[kind].in_small(config, quick)
         config = dataclasses.replace(config, output=f"{config.output}_quick")
     return override(config, [*changes, *([] if output is None else [f"output={output}"])])
 

@@ -12,7 +12,7 @@ from experiments.plots import panels, save
 from experiments.report import commits_of, footnote
 from experiments.runs import read_json
 
-__all__ = ["LOOKS", "OTHER", "Look", "draw", "tables", "versions"]
+__all__ = ["LOOKS", "OTHER", "Look", "draw", "table", "versions"]
 
 REFERENCE = "AdamW"
 
@@ -55,7 +55,7 @@ class Line(NamedTuple):
     raw_ratio: float | None = None  # by the clocks of the runs
 
 
-def tables(path: Path) -> str:
+def table(path: Path) -> str:
     """A table for each data set and size of batch, in Markdown."""
     summary = read_json(path)
     return "\n\n".join(f"{_title(summary, cell)}\n\n{_table(summary, cell)}" for cell in summary["cells"])

@@ -15,7 +15,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,9 @@ def slug(label: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in label.lower()).strip("_")
 
 
-def folder_of(run: Run, parent: Path) -> Path:
+def folder_of(run: Any, parent: Path) -> Path:
     """Of a name that tells runs apart, and a hash that tells configurations apart."""
-    name = f"{run.steps}-{run.learning_rate:g}-{run.schedule}-seed{run.seed}"
-    return parent / f"{name}-{_hash(dataclasses.asdict(run))}"
+    return parent / f"{run.title}-{_hash(dataclasses.asdict(run))}"
 
 
 def _hash(content: Any) -> str:
@@ -66,17 +65,24 @@ class Laboratory:
       folder: of the results.
       data_dir: of raw files, as `experiments.data.load` takes it.
       show: whether to print a line for every run.
+      made_by: from a run, what it is trained on and a function that shows steps, to its outcome; None for `train`.
     """
 
-    def __init__(self, folder: Path, data_dir: str | None = None, show: bool = True):
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        data_dir: str | None = None,
+        show: bool = True,
+        made_by: Callable[..., Outcome] | None = None,
+    ):
+        self.folder, self._made_by = folder, made_by
         self._data_dir, self._show = data_dir, show
         self._processes = Peers(folder / "peers")
         self._began = time.monotonic()
         self._shown: set[Path] = set()
         self._problem = functools.lru_cache(maxsize=1)(problem_of)
 
-    def perform(self, run: Run, parent: Path, label: str) -> tuple[Outcome, str]:
+    def perform(self, run: Any, parent: Path, label: str) -> tuple[Outcome, str]:
         """The outcome of a run and its folder, by its name under that of the results.
 
         Raises:
@@ -96,15 +102,15 @@ class Laboratory:
             )
         return found, str(where.relative_to(self.folder))
 
-    def _make(self, run: Run, where: Path, label: str) -> Outcome:
+    def _make(self, run: Any, where: Path, label: str) -> Outcome:
         with writing(where):
             where.mkdir(parents=True, exist_ok=True)
         write_json(where / "config.json", dataclasses.asdict(run))
-        started, peer = environment(), run.method.environment
+        started, peer = environment(), run.environment
         if peer is None:
             problem = self.problem(run)
             with _one_line():
-                outcome = train(run, problem, functools.partial(self._step, label, run.steps))
+                outcome = (self._made_by or train)(run, problem, functools.partial(self._step, label, run.steps))
         else:
             answer = self._ask(peer, {"task": "train"}, {label: run})
             started = {**started, "versions": answer["versions"]}
@@ -136,7 +142,7 @@ class Laboratory:
         write_json(path, {"costs": {label: cost._asdict() for label, cost in found.items()}, **environment()})
         return found
 
-    def problem(self, run: Run) -> Problem:
+    def problem(self, run: Any) -> Problem:
         """What a run is trained on; the last one is kept."""
         return self._problem(run.data_set, run.rows, run.network.positions, self._data_dir)
 

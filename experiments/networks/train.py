@@ -52,6 +52,16 @@ class Run:
     seed: int
     records: int
 
+    @property
+    def title(self) -> str:
+        """What tells it from others of its method."""
+        return f"{self.steps}-{self.learning_rate:g}-{self.schedule}-seed{self.seed}"
+
+    @property
+    def environment(self) -> str | None:
+        """That of a peer with packages of its own."""
+        return self.method.environment
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Run":
         """What `dataclasses.asdict` and JSON made of one."""

@@ -27,14 +27,14 @@ def small(monkeypatch):
 
 def test_cases_have_limits_for_candidates():
     for case in networks.CASES:
-        assert set(case.limits) <= set(networks.candidates(case.network))
+        assert set(case.limits) <= {networks.RUNNING, *networks.candidates(case.network)}
 
 
 def test_command_prints_a_row_for_each_candidate(small, capsys):
     assert networks.main(["--budget", "0"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("SGD steps") == len(small)
-    for name in ("SGD  ", "adam", "spfb, 5 iterations", "spfb, 10 iterations"):
+    for name in ("SGD  ", "adam", "spfb, 5 iterations", "spfb, 10 iterations", networks.RUNNING):
         assert printed.count(f"  {name}") == len(small), name
     assert "every limit kept" in printed
 

@@ -376,6 +376,15 @@ def test_first_step_from_small_weights_does_not_leave_what_is_linear():
     assert np.max(losses) <= losses[0] + 1e-9
 
 
+def test_nonlinearity_is_that_of_the_update_that_is_made():
+    params, (x, y) = relu_params(), problem()
+    shares = []
+    for rate in (1e-3, 1e-2, 1.0):
+        _, (state, *_) = problems.first_update(layerwise(relu_network)(rate), relu_network, params, x, y)
+        shares.append(float(state.layerwise_info.layerwise_nonlinearity))
+    assert 0 < shares[0] < 0.2 * shares[1] < 0.2 * shares[2] < 0.1
+
+
 def test_direction_against_the_gradient_is_forgotten():
     """The mean of directions leads back where the gradient turns: the update is then that of this gradient alone."""
     tx, params, (x, y) = of_network(1.0), problems.network_params(hidden=20), problem()
@@ -513,6 +522,15 @@ def test_weight_decay_is_added_to_the_update_of_those_it_is_for():
     for name in params:
         expected = plain[name] - (0.5 * 0.1 * params[name] if mask[name] else 0)
         np.testing.assert_allclose(decayed[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_skipped_update_has_no_weight_decay():
+    params, (x, y) = problems.network_params(), problem()
+    tx = of_network(0.5, weight_decay=0.1)
+    grads = jax.tree.map(lambda leaf: leaf * jnp.nan, problems.gradient(network, params, x, y))
+    updates, (state, *_) = tx.update(grads, tx.init(params), params, inputs=x)
+    np.testing.assert_array_equal(flat(updates), 0)
+    assert state.layerwise_info.layerwise_nonfinite_total == 1
 
 
 def test_adaptive_damping_grows_when_the_loss_rises_and_shrinks_when_it_falls_as_predicted():

@@ -362,7 +362,7 @@ def test_level_is_for_all_methods(imagined):
 
 def test_tables_have_ratios_and_say_what_was_not_reached(imagined):
     path = comparisons.perform_all(imagined)
-    text = report.tables(path)
+    text = report.table(path)
     assert "To a training loss of 1.0150, at which AdamW ends after 16 steps; means over seeds 1, 2." in text
     rows = {
         row.split(" | ")[0].removeprefix("| "): row.split(" | ")[2:] for row in text.splitlines() if "cosine" in row
@@ -377,7 +377,7 @@ def test_tables_have_ratios_and_say_what_was_not_reached(imagined):
 
 
 def test_shortest_length_of_all_is_said_to_be_enough(imagined):
-    text = report.tables(comparisons.perform_all(dataclasses.replace(imagined, level=9.0)))
+    text = report.table(comparisons.perform_all(dataclasses.replace(imagined, level=9.0)))
     assert "| at most 2 |" in text and "that is given" in text
 
 
@@ -407,7 +407,7 @@ def test_comparison_is_made_once_and_what_fails_stops_nothing(tmp_path, monkeypa
     assert {label["label"] for label in json.loads(before)["comparison"]["contenders"]} == {
         "AdamW", "momentum SGD", "broken",
     }  # fmt: skip
-    assert "0 training" not in report.tables(path) and "revision" in report.versions(path)
+    assert "0 training" not in report.table(path) and "revision" in report.versions(path)
     monkeypatch.setattr(runs, "train", lambda *_: pytest.fail("a run was made twice"))
     monkeypatch.setattr(runs, "take_turns", lambda *_, **__: pytest.fail("costs were measured twice"))
     assert comparisons.perform_all(config, peers=frozenset({"kfac"})).read_text() == before
