@@ -57,7 +57,7 @@ def _muon(ratio: float) -> Method:
 
 
 def _layerwise(curvature) -> tuple[Method, ...]:
-    return _damped("layerwise_spfb", 0.1, 0.3, curvature=curvature)
+    return _damped("layerwise_spfb", 0.3, 1.0, curvature=curvature)
 
 
 def _damped(name, *dampings, **options) -> tuple[Method, ...]:

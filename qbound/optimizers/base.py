@@ -58,7 +58,7 @@ def regularised(updates: Any, params: Any, l2: Scalar) -> tuple[Any, Array]:
 
 def is_none(number: Scalar) -> bool:
     """Whether an option is known to be 0, so that what it is a factor of need not be computed."""
-    return checks.is_number(number) and number == 0
+    return checks.is_number(number) and bool(number == 0)
 
 
 def checked_params(params: Any) -> Any:
