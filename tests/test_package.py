@@ -130,7 +130,7 @@ def test_one_update_is_read_in_few_files_with_few_returns():
     lines = re.findall(r"^(\S+) +(\d+) files +(\d+) returns", counted.stdout, re.MULTILINE)
     found = {name: (int(files), int(returns)) for name, files, returns in lines}
     most = {"spfb": (10, 30), "kspfb": (10, 50), "lspfb": (18, 80), "mm.run": (12, 60)}
-    most["layerwise_spfb"] = (12, 50)
+    most["layerwise_spfb"] = (12, 65)
     assert found.keys() == most.keys()
     for name, (files, returns) in most.items():
         assert found[name][0] <= files and found[name][1] <= returns, f"{name}: {found[name]}"
