@@ -165,7 +165,7 @@ def measure(case: Case, budget: float) -> dict[str, Timing]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table for each network; the exit code says whether every limit was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of measuring for each table")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of measuring for each part of a table")
     budget = parser.parse_args(arguments).budget
     kept = True
     for case in CASES:

@@ -43,7 +43,7 @@ EXPERIMENTS = ("perceptron", "convolutional", "transformer", "transformer_large"
 
 
 Config = Comparison | Rates | Valleys
-# What a configuration is performed, shown in small, and drawn by.
+# What a configuration is made smaller and performed by.
 KINDS: dict[type, Any] = {Comparison: comparison, Rates: rates, Valleys: valleys}
 
 

@@ -158,7 +158,7 @@ def _kfac_trainer(run: Run, params: Any) -> Trainer:
     return KfacTrainer(run, params)
 
 
-def check_batch(run: Run, problem: Problem) -> None:
+def check_batch(run: Any, problem: Problem) -> None:
     """Whether there are so many rows."""
     if run.batch > (rows := len(problem.train.labels)):
         raise UserError(f"batches: expected at most the {rows} training rows of {run.data_set}; got {run.batch}")

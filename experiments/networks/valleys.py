@@ -29,7 +29,7 @@ from experiments.networks.methods import Schedule, learning_rate, numbers
 from experiments.networks.models import Kind, Network
 from experiments.networks.report import versions
 from experiments.networks.runs import Laboratory
-from experiments.networks.train import Outcome, evaluate, loss
+from experiments.networks.train import Outcome, check_batch, evaluate, loss
 from experiments.plots import panels, save
 from experiments.runs import read_json, write_json
 from experiments.train import batch_rows
@@ -165,6 +165,7 @@ def _ends(valleys: Valleys, laboratory: Laboratory, data_set: DataSet, penalty: 
 
 def train(run: ValleyRun, problem: Problem, show: Any = lambda step: None) -> Outcome:
     """To its end. The clock runs in the steps alone; the first of them, thrown away, compiles."""
+    check_batch(run, problem)
     params = run.network.first_params(run.seed, problem.train.inputs.shape[1], problem.classes)
     setting, what = (
         numbers(run.learning_rate, run.schedule, run.steps),
@@ -264,8 +265,12 @@ def _spread(values: list[float | None], form: str, with_deviation: bool = True) 
         return "no number"
     if not with_deviation:
         return f"{np.median(kept):{form}}"
-    text = f"{np.mean(kept):{form}} ± {np.std(kept, ddof=1) if len(kept) > 1 else 0:{form}}"
+    text = f"{np.mean(kept):{form}} ± {_deviation(kept):{form}}"
     return text if len(kept) == len(values) else f"{text}, {len(values) - len(kept)} of {len(values)} without a number"
+
+
+def _deviation(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def draw(path: Path) -> Path:
@@ -280,7 +285,7 @@ def draw(path: Path) -> Path:
         for penalty in PENALTIES:
             ends = list(penalties[penalty].values())
             error = np.array([_mean(one["test_error"]) for one in ends])
-            spread = [np.std([x for x in one["test_error"] if x is not None] or [0]) for one in ends]
+            spread = [_deviation([x for x in one["test_error"] if x is not None]) for one in ends]
             for axis, name in ((left, "trace"), (right, "train_loss")):
                 x = [_mean(one[name]) for one in ends]
                 handles[NAMES[penalty]] = axis.errorbar(

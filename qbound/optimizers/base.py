@@ -53,10 +53,10 @@ def check_update(params: Any, **given: Any) -> None:
 def regularised(updates: Any, params: Any, l2: Scalar) -> tuple[Any, Array]:
     """The gradient of the objective, which has the l2 term, and l2; for parameters in float32 at least."""
     updates, number = checks.matching_tree("updates", updates, params), as_number(checks.nonnegative("l2", l2), params)
-    return updates if is_none(l2) else trees.add_scaled(updates, number, params), number
+    return updates if known_to_be_zero(l2) else trees.add_scaled(updates, number, params), number
 
 
-def is_none(number: Scalar) -> bool:
+def known_to_be_zero(number: Scalar) -> bool:
     """Whether an option is known to be 0, so that what it is a factor of need not be computed."""
     return checks.is_number(number) and bool(number == 0)
 
@@ -134,12 +134,14 @@ def keep_params_finite(
 ) -> optax.GradientTransformationExtraArgs:
     """`transform`, a chain, with updates of zero in place of those that would make a parameter infinite or NaN.
 
+    What its first link has skipped is zero as well, whatever the others, such as a weight decay, add to it.
+
     They are counted where the first link of the chain counts those that it skips: in the fields `name`_nonfinite and
     `name`_nonfinite_total of its record `name`_info. The state is otherwise that of the chain: a schedule goes on.
 
     Args:
       transform: a chain whose first link has such a record in its state.
-      name: "spfb" or "kspfb".
+      name: "spfb", "kspfb" or "layerwise".
     """
 
     def update(updates, state, params=None, **extra) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from qbound import checks, trees
-from qbound.optimizers.base import parameter_dtype
+from qbound.optimizers.base import known_to_be_zero, parameter_dtype
 from qbound.types import Scalar, working_dtype
 
 
@@ -25,7 +25,7 @@ class MeanDirection(NamedTuple):
 
 def no_directions_yet(params: Any, momentum: Scalar) -> MeanDirection | None:
     """Before the first; None without momentum, which needs no memory."""
-    if checks.is_number(momentum) and momentum == 0:
+    if known_to_be_zero(momentum):
         return None
     mean = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=working_dtype(leaf)), params)
     return MeanDirection(mean, jnp.zeros((), parameter_dtype(params)))

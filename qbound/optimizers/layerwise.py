@@ -22,6 +22,7 @@ from qbound.optimizers.base import (
     if_due,
     is_narrow,
     keep_params_finite,
+    known_to_be_zero,
     parameter_dtype,
     rate_at,
     regularised,
@@ -43,12 +44,11 @@ from qbound.optimizers.layer_factors import (
 from qbound.optimizers.lengths import (
     FIRST,
     LEAST_ROWS,
-    Ray,
     UpdateLength,
     length_of_update,
     no_length_yet,
     nonlinearity,
-    ray,
+    ray_along,
     trusted_share,
 )
 from qbound.optimizers.probes import LEAST, label_curvature, probe, row_weights, some_examples
@@ -64,8 +64,8 @@ class LayerwiseInfo(NamedTuple):
     Attributes:
       layerwise_damping: of every block, in its mean eigenvalues.
       layerwise_curvature: q, that of the bound along the mean direction.
-      layerwise_nonlinearity: by what share of it the linearised network was wrong about the move of logits; above 1/2
-        the update was shortened for it.
+      layerwise_nonlinearity: epsilon, by what share of their move the logits of the network were elsewhere than the
+        linearised network puts them, at the length before shortening; above 1/2 it was shortened to 1/(2 epsilon).
       layerwise_predicted_decrease: of the objective, by that bound, for a learning rate of 1.
       layerwise_step_length: what the mean direction was multiplied by, before the learning rate; 0 if the update was
         skipped.
@@ -129,7 +129,9 @@ def scale_by_layerwise_spfb(
     L = E GG' and R = E G'G are made of random probes G of the curvature of the bound on the log-partition function, one
     `vjp` of `logits_fn` an update: for any model, with no tags or hooks, and with weights that are tied or used twice.
     q is the curvature of the bound along u, for one `jvp`: so the length of the update is that which the bound of
-    recent batches certifies as the best. All of it is about the linearised network; it is not a bound of the network.
+    recent batches certifies as the best, and no longer than 4 times that of its own batch. All of it is about the
+    linearised network; it is not a bound of the network. So a forward pass looks where the update leads, at a learning
+    rate of 1, and shortens it where the network is not near the linearised one. The first ten are shortened, too.
 
     `update` takes `inputs` and `example_weights` as that of `qbound.scale_by_spfb` does, and ignores what it does not
     know. Gradients, or logits, that are not finite give an update of zero and are reported in the state.
@@ -143,8 +145,9 @@ def scale_by_layerwise_spfb(
         once, up to the noise of the probes; its steps are more cautious, and eigenvectors cost more than inverses.
       curvature: what to probe: that of the "bound", or "gauss_newton", the matrix with the exact Hessian in its place.
       decay: of the sums L and R, from turn to turn.
-      probe_examples: how many examples of a batch to take probes and lengths from, about; None for an eighth, and no
-        fewer than 60 rows of logits for probes and 250 for lengths.
+      probe_examples: how many examples of a batch to take probes and lengths from, about; None for an eighth, or what
+        has 2,048 rows of logits in large batches, and no fewer than 60 rows for probes and 250 for lengths, with those
+        without weight.
       update_every: after how many updates the probes since the last time enter L and R; in each of the first ten, too.
       solve_every: after how many updates L and R are inverted; after 1, 2, 4, 8, ... of them, too.
       longest_axis: of a matrix; a longer axis has a diagonal.
@@ -205,9 +208,9 @@ def layerwise_spfb(
     .. math:: \theta \leftarrow \theta - \eta_t\, \big(s + w\, \theta\big)
 
     with the direction s of `scale_by_layerwise_spfb` and a weight decay w. The learning rate is in units of the bound:
-    at 1 an update goes to where the bound of recent batches is least along it, on the linearised network;
-    it is limited to 2, where that bound would rise. Best is a rate of 1 that
-    decays to 0 over the last quarter of training.
+    at 1 an update goes to where the bound of recent batches is least along it, on the linearised network.
+    Rates above 2, where that bound would rise, count as 2. Best is a rate of 1 that decays to 0 over the last half of
+    training.
 
     Gradients are those of the **mean** loss of the batch, without the l2 term, and `update` takes `inputs`, as
     `qbound.spfb` does. With `optax.inject_hyperparams`: `static_args=("logits_fn", "weight_decay_mask",
@@ -215,7 +218,7 @@ def layerwise_spfb(
 
     Args:
       learning_rate: eta, a number or an optax schedule.
-      logits_fn: the model; see `scale_by_layerwise_spfb`, as for every option below but two.
+      logits_fn: the model; see `scale_by_layerwise_spfb`, as for every option below but those of penalties.
       l2: weight of the regulariser l2/2 |theta|^2: added to the curvature and, times theta, to the gradient.
       weight_decay: decoupled, as that of `optax.adamw`: times the learning rate, so that 1e-4 is a usual value.
       weight_decay_mask: which arrays decay, as `mask` of `optax.adamw`.
@@ -264,7 +267,7 @@ def layerwise_spfb(
     mask = options.pop("weight_decay_mask")
     options.pop("weight_decay")
     decayed = []
-    if not (checks.is_number(weight_decay) and weight_decay == 0):
+    if not known_to_be_zero(weight_decay):
         decayed = [optax.add_decayed_weights(weight_decay, mask)]  # pyright: ignore[reportArgumentType]
     chain = (layerwise_direction(LayerwiseOptions(**options)), *decayed, optax.scale_by_learning_rate(learning_rate))
     return keep_params_finite(optax.chain(*chain), "layerwise")
@@ -370,6 +373,12 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         model = widened(options.logits_fn) if is_narrow(params) else options.logits_fn
         params, updates = checked_params(params), jax.tree.map(jnp.asarray, updates)
         count, layouts = state.layerwise_updates, options.layouts(params)
+        # Factors of t probes change as fast as 1/t: they are inverted after 1, 2, 4, 8, ... of them, too.
+        due = (
+            (count % options.solve_every == 0)
+            | (((count + 1) & count) == 0)
+            | (state.layerwise_factors.layer_turns == 0)
+        )
         # 1. The gradient of the objective, which has the l2 term, and the damping.
         g, l2 = regularised(updates, params, options.l2)
         damping = as_number(checks.positive("damping", options.damping), params)
@@ -377,18 +386,29 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         if adaptation is not None:
             loss = as_number(given("value", value, "the loss, because of adaptive_damping"), params)
             objective = loss + l2 / 2 * trees.dot(params, params)
-            adaptation = adapted(adaptation, params, objective, options.adaptive_damping)
-            damping = damping + adaptation.spfb_adaptive_damping
+            judged, before = adapted(adaptation, params, objective, options.adaptive_damping), adaptation
+            # It changes no sooner than it has an effect.
+            used = jnp.where(due, judged.spfb_adaptive_damping, before.spfb_adaptive_damping)
+            adaptation, damping = judged._replace(spfb_adaptive_damping=used), damping + used
         # 2. A probe of the curvature, the factors, and the solution.
-        batch = _Batch(options, model, params, inputs, example_weights, count)
+        inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
+        every, is_weighted = row_weights(model, params, inputs, example_weights), example_weights is not None
+
+        def some(least):
+            """Examples with no fewer rows of logits than `least`, others every time, and the weights of the rows."""
+            wanted, axes = options.probe_examples, options.inputs_axes
+            part, weights = some_examples(inputs, every, is_weighted, axes, wanted, count, least)
+            return part, normalised(weights).reshape(-1)
+
         key = jax.random.fold_in(jax.random.key(options.seed), count)
         sampled = label_curvature(options.family, options.curvature == "gauss_newton")
-        part, weights = batch.some(LEAST)
-        sample = probe(model, params, part, normalised(weights).reshape(-1), sampled, key)
+        sample = probe(model, params, *some(LEAST), sampled, key)
         decay = as_number(checks.fraction("decay", options.decay), params)
         # An option that is an array and out of its range is NaN.
         known = jnp.isfinite(damping) & jnp.isfinite(l2) & jnp.isfinite(decay)
-        factors = _updated_factors(options, layouts, state.layerwise_factors, sample, count, damping, l2, decay, known)
+        factors = _updated_factors(
+            options, layouts, state.layerwise_factors, sample, count, damping, l2, decay, known, due & known
+        )
         s = direction(factors, layouts, g, options.factors)
         # 3. The mean of directions, unless a number went wrong: then g's is not finite.
         alone, earlier = trees.dot(g, s), state.layerwise_directions
@@ -400,14 +420,14 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
         rate = jnp.ones_like(damping)
         if options.learning_rate is not None:
             rate = rate_at(options.learning_rate, count, params)
-        part, weights = batch.some(LEAST_ROWS)
-        along = ray(options.family, model, params, part, normalised(weights).reshape(-1), u, l2)
-        eta, q, length = length_of_update(state.layerwise_length, slope, along.curved, rate)
-        part, along = batch.some_of(part, weights, along)
-        moved = logits_in_rows(model, trees.add_scaled(params, -rate * eta, u), part)
-        epsilon = nonlinearity(along, moved, rate * eta)
+        part, weights = some(LEAST_ROWS)
+        ray = ray_along(options.family, model, params, part, weights, u, l2)
+        eta, q, length = length_of_update(state.layerwise_length, slope, ray.curved, rate)
+        after = trees.add_scaled(params, -rate * eta, u)
+        eps = float(jnp.finfo(jax.eval_shape(model, params, part).dtype).eps)
+        epsilon = nonlinearity(ray, logits_in_rows(model, after, part), rate * eta, eps)
         eta = trusted_share(epsilon) * eta
-        sound = sound & (eta * along.unit <= _largest_number(updates))
+        sound = sound & (eta * ray.unit <= _largest_number(updates))
         if options.learning_rate is None:
             sound = sound & ~runs_away(params, trees.scale(eta, u))
         eta = jnp.where(sound, eta, 0)
@@ -435,36 +455,14 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _Batch:
-    """The examples of an update, of which parts are taken, others every time."""
-
-    def __init__(self, options: LayerwiseOptions, model, params, inputs, example_weights, count):
-        inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
-        self._options, self._count, self._is_weighted = options, count, example_weights is not None
-        self._inputs, self._weights = inputs, row_weights(model, params, inputs, example_weights)
-
-    def some(self, least: int) -> tuple[Any, Float[Array, "..."]]:
-        """With no fewer rows of logits than `least`, if there are so many, and the weights of the rows."""
-        return self._some(self._inputs, self._weights, self._options.inputs_axes, least)
-
-    def some_of(self, inputs: Any, weights: Float[Array, "..."], along: Ray) -> tuple[Any, Ray]:
-        """Of examples whose rows are known along an update, as many as are probed."""
-        rows = tuple(x.reshape(*weights.shape, -1) for x in (along.logits, along.along))
-        (inputs, *rows), weights = self._some((inputs, *rows), weights, (self._options.inputs_axes, 0, 0), LEAST)
-        logits, moves = (x.reshape(weights.size, -1) for x in rows)
-        return inputs, along._replace(logits=logits, along=moves, weights=normalised(weights).reshape(-1))
-
-    def _some(self, inputs, weights, axes, least):
-        wanted = self._options.probe_examples
-        return some_examples(inputs, weights, self._is_weighted, axes, wanted, self._count, least)
-
-
 def _largest_number(updates: Any) -> float:
     """That every dtype among them has."""
     return min((float(jnp.finfo(leaf.dtype).max) for leaf in jax.tree.leaves(updates)), default=jnp.inf)
 
 
-def _updated_factors(options, layouts, factors: LayerFactors, sample, count, damping, l2, decay, known) -> LayerFactors:
+def _updated_factors(
+    options, layouts, factors: LayerFactors, sample, count, damping, l2, decay, known, due
+) -> LayerFactors:
     """With a probe, which enters when it is time, and made ready to solve with when it is time for that.
 
     A probe that is not finite is left out. Products and inverses are conditional, models are not: convolutions are
@@ -476,9 +474,6 @@ def _updated_factors(options, layouts, factors: LayerFactors, sample, count, dam
     factors = factors._replace(layer_pending=pending, layer_pending_count=waiting)
     none_yet = factors.layer_turns == 0
     enters = ((count % options.update_every == 0) | (count < FIRST) | none_yet) & (waiting > 0) & known
-    # Factors of t probes change as fast as 1/t: they are inverted after 1, 2, 4, 8, ... of them, too.
-    is_power_of_two = ((count + 1) & count) == 0
-    due = ((count % options.solve_every == 0) | is_power_of_two | none_yet) & known
 
     def turn(old):
         old = if_due(enters, lambda old: with_pending(old, layouts, decay), old)

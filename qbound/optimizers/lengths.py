@@ -45,13 +45,14 @@ NEW, FIRST = 0.3, 10
 LEAST_ROWS = 250
 # Beyond a rate of 2 the bound would rise, on average over batches.
 LARGEST_RATE = 2.0
-# A step may be so many times as long as its own batch certifies: where that has next to nothing to lose, the mean over
-# batches is not its length.
+# A step may be so many times as long as its own batch certifies, times the rate: where that has next to nothing to
+# lose, the mean over batches is not its length.
 LARGEST_SHARE = 4.0
-# Of what logits should move by, the share that may be wrong; and what remains of a step whose logits are not finite.
+# Of what logits should move by, the share that may be wrong; and the least share of a step that is kept.
 TRUSTED, LEAST_SHARE = 0.5, 1e-3
-# Differences of so many units in the last place of the logits are rounding.
-ROUNDING = 64
+# Differences of so many units in the last place of the logits are rounding. Labels so far below the largest logit are
+# removed, as by -1e9 or the least number there is: next to their rounding nothing else would count.
+ROUNDING, REMOVED = 64, 1e5
 # Lengths are found by halving a logarithm: within a factor of 1.02 where curvatures differ by SMALL, and else closer.
 HALVINGS, SMALL, FAR = 10, 1e-10, 1e30
 
@@ -78,20 +79,18 @@ def length_of_update(
 ) -> tuple[Float[Array, ""], Float[Array, ""], UpdateLength]:
     """The length for a learning rate of 1, the curvature q along the update, and what is known after it.
 
-    `curved` is from a length eta^ to q, which grows with it. Where there is no descent along u, or no curvature, or the
-    mean has no descent to tell of, the length is 0.
+    `a` is not below 0, and `curved` is from a length eta^ to q, which grows with it. Without descent or curvature along
+    u the length is 0.
     """
     most = curved(jnp.full_like(a, FAR))
-    # What this batch certifies: the minimum of a bound that holds as far as that. One without curvature along u may
-    # have infinitely much to lose by a step, and still does no more than take back what the mean has.
-    own = _longest(curved, jnp.abs(a), most, power=1.0)
-    new = jnp.maximum(jnp.sign(a) * own * jnp.sqrt(curved(own)), -jnp.abs(earlier.length_mean))
+    # What this batch certifies: the minimum of a bound that holds as far as that.
+    own = _longest(curved, jnp.maximum(a, 0), most, power=1.0)
+    new = own * jnp.sqrt(curved(own))
     share = jnp.maximum(NEW, 1 / (earlier.length_looks + 1))
     mean = (1 - share) * earlier.length_mean + share * new
     # As long in the metric of the bound as the mean, times a rate that is no larger than the largest.
     far = jnp.minimum(jnp.abs(rate), LARGEST_RATE)
-    eta = _longest(curved, far * jnp.maximum(mean, 0), most, power=0.5)
-    eta = jnp.where(a > 0, jnp.minimum(eta, far * LARGEST_SHARE * own), 0)
+    eta = jnp.minimum(_longest(curved, far * mean, most, power=0.5), far * LARGEST_SHARE * own)
     held_back = jnp.minimum((earlier.length_looks + 1) / FIRST, 1)
     positive: Array = jnp.where(rate == 0, 1, jnp.abs(rate))  # pyright: ignore[reportAssignmentType]
     eta, q = held_back * eta / positive, curved(eta)
@@ -127,20 +126,20 @@ class Ray(NamedTuple):
 
     Attributes:
       logits: h_j.
-      along: u_j, in units of `unit`, so that no square of them overflows.
+      moves: u_j, in units of `unit`, so that no square of them overflows.
       unit: the largest entry of the update.
       weights: of the rows; their sum is 1.
       curved: from eta^ to q.
     """
 
     logits: Float[Array, "b n"]
-    along: Float[Array, "b n"]
+    moves: Float[Array, "b n"]
     unit: Float[Array, ""]
     weights: Float[Array, " b"]
     curved: Callable[[Array], Array]
 
 
-def ray(
+def ray_along(
     family: LogPartition, logits_fn: Any, params: Any, inputs: Any, weights: Float[Array, " b"], u: Any, l2: Array
 ) -> Ray:
     """Along the update u, for one `jvp` of the model. `weights` are of the rows of logits and sum to 1."""
@@ -148,37 +147,41 @@ def ray(
     unit = trees.largest(u)
     unit = jnp.where(unit > 0, unit, 1)
     u = trees.scale(1 / unit, u)
-    logits, along = jax.jvp(lambda params: logits_in_rows(logits_fn, params, inputs), (params,), (u,))
-    along = jnp.asarray(jnp.where(weights[:, None] == 0, 0, along))
-    line = family.line(weights, logits.T, along.T)
+    logits, moves = jax.jvp(lambda params: logits_in_rows(logits_fn, params, inputs), (params,), (u,))
+    moves = jnp.asarray(jnp.where(weights[:, None] == 0, 0, moves))
+    line = family.line(weights, logits.T, moves.T)
     globally, locally, radii = line.quadratics(), line.variances(), line.radii()
     plain = l2 * trees.dot(u, u)
 
     def curved(eta):
-        radius, largest = eta * unit * radii, largest_radius(radii.dtype)
+        # Some rows do not move, and their radius of 0 times infinity would be NaN.
+        radius = jnp.minimum(eta * unit, float(jnp.finfo(radii.dtype).max)) * radii
+        largest = largest_radius(radii.dtype)
         # Beyond the largest the factor would overflow, and there is the global bound.
         factor = local_factor(jnp.clip(radius, 0, largest))
         each = jnp.where(radius > largest, globally, jnp.minimum(globally, factor * locally))
         return unit**2 * (weighted_sum(weights, each) + plain)
 
-    return Ray(logits, along, unit, weights, curved)
+    return Ray(logits, moves, unit, weights, curved)
 
 
-def nonlinearity(ray: Ray, logits: Float[Array, "b n"], eta: Float[Array, ""]) -> Float[Array, ""]:
+def nonlinearity(ray: Ray, logits: Float[Array, "b n"], eta: Float[Array, ""], eps: float) -> Float[Array, ""]:
     """epsilon: how wrong the linearised network is at the length eta, where the network has these logits.
 
-    0 for no step, and where the difference is rounding; infinite where logits are not finite.
+    0 for no step, and where the difference is rounding, for logits that are exact up to `eps` of their size; infinite
+    where logits are not finite.
     """
-    expected = -eta * ray.unit * ray.along
-    difference = logits - ray.logits - expected
-    counted = (ray.weights[:, None] > 0) & (ray.logits != -jnp.inf)
+    expected = -eta * ray.unit * ray.moves
+    difference, largest_logit = logits - ray.logits - expected, jnp.max(ray.logits, axis=1, keepdims=True)
+    counted = (ray.weights[:, None] > 0) & (ray.logits > largest_logit - REMOVED)
     expected, difference = (_centred(x, counted) for x in (expected, difference))
-    finest = ROUNDING * float(jnp.finfo(logits.dtype).eps) * jnp.max(jnp.where(counted, jnp.abs(ray.logits), 0))
+    difference = jnp.sign(difference) * jnp.maximum(jnp.abs(difference) - ROUNDING * eps * jnp.abs(ray.logits), 0)
+    difference = jnp.where(counted, difference, 0)
     # In units of the largest move, for squares that do not overflow.
     largest = jnp.max(jnp.abs(expected))
     unit = jnp.where(largest > 0, largest, 1)
     wrong, moved = (jnp.sqrt(jnp.sum(ray.weights[:, None] * (x / unit) ** 2)) for x in (difference, expected))
-    epsilon = jnp.maximum(wrong - finest / unit, 0) / jnp.where(moved > 0, moved, 1)
+    epsilon = wrong / jnp.where(moved > 0, moved, 1)
     return jnp.where(largest > 0, jnp.where(jnp.isfinite(epsilon), epsilon, jnp.inf), 0)
 
 

@@ -160,7 +160,7 @@ def some_examples(
 
 
 def spacing(examples: int, rows: int, wanted: int | None, least: int = LEAST) -> int:
-    """One in how many examples to take: `wanted` examples, or no fewer rows than `least`."""
+    """One in how many examples to take: `wanted` examples, or an eighth, LARGEST rows at most and `least` at least."""
     if wanted is not None:
         return max(1, examples // wanted)
     apart = min(max(ONE_IN, -(-rows // LARGEST)), rows // least)

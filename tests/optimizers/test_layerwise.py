@@ -385,6 +385,37 @@ def test_nonlinearity_is_that_of_the_update_that_is_made():
     assert 0 < shares[0] < 0.2 * shares[1] < 0.2 * shares[2] < 0.1
 
 
+def test_linear_models_are_linear_whatever_they_make_of_the_batch():
+    """The look ahead is of the same examples as the length: a dropout mask is that of the examples it is drawn for."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(600, 4)))
+    tx = layerwise(lambda w, inputs: dropped(*inputs) @ w, inputs_axes=(None, 0))(1.0)
+    w, key = jnp.zeros((4, 3)), jax.random.key(1)
+    grads = jax.random.normal(jax.random.key(2), (4, 3))
+    _, (state, *_) = tx.update(grads, tx.init(w), w, inputs=(key, x))
+    assert state.layerwise_info.layerwise_step_length > 0
+    assert state.layerwise_info.layerwise_nonlinearity < 1e-6
+
+
+def dropped(key, x):
+    return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x / 0.8, 0)
+
+
+def test_rows_of_logits_may_be_positions_of_fewer_examples():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(60, 10, 4)))
+    tx = layerwise(lambda w, x: (x @ w).reshape(-1, 3))(1.0)
+    w, grads = jnp.zeros((4, 3)), jax.random.normal(jax.random.key(2), (4, 3))
+    updates, _ = tx.update(grads, tx.init(w), w, inputs=x)
+    assert has_moved(updates)
+
+
+def test_model_that_computes_in_less_precision_is_not_taken_for_nonlinear():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(100, 4)), jnp.float32)
+    tx = layerwise(lambda w, x: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))(1e-3)
+    w, grads = jnp.ones((4, 3), jnp.float32), jax.random.normal(jax.random.key(2), (4, 3), jnp.float32)
+    _, (state, *_) = tx.update(grads, tx.init(w), w, inputs=x)
+    assert state.layerwise_info.layerwise_nonlinearity < 0.1
+
+
 def test_direction_against_the_gradient_is_forgotten():
     """The mean of directions leads back where the gradient turns: the update is then that of this gradient alone."""
     tx, params, (x, y) = of_network(1.0), problems.network_params(hidden=20), problem()
@@ -556,7 +587,7 @@ def test_update_is_the_same_without_jit():
     tx = qbound.layerwise_spfb(0.5, lambda w, x: x @ w, l2=1e-3)
     results = (jax.tree.leaves(f(w, tx.init(w), w, inputs=x)) for f in (tx.update, jax.jit(tx.update)))
     for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9)
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
         assert (a.dtype, a.weak_type) == (b.dtype, b.weak_type)
 
 
