@@ -21,7 +21,7 @@ def config() -> Comparison:
         contenders=(
             Contender("AdamW", (Method("adamw", b2=0.98, weight_decay=0.1),), (8e-3, 1.6e-2)),
             Contender("Muon", (Method("muon", adam_ratio=0.15, weight_decay=0.1),), (0.02, 0.04)),
-            Contender("layerwise SPFB", (Method("layerwise_spfb", curvature="bound"),), (0.7, 1.0)),
+            Contender("layerwise SPFB", (Method("layerwise_spfb", curvature="bound"),), (1.0, 2.0)),
         ),
         seeds=(1, 2),
         turn_steps=20,

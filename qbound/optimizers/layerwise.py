@@ -388,7 +388,7 @@ def layerwise_direction(options: LayerwiseOptions) -> optax.GradientTransformati
             objective = loss + l2 / 2 * trees.dot(params, params)
             judged, before = adapted(adaptation, params, objective, options.adaptive_damping), adaptation
             # It changes no sooner than it has an effect.
-            used = jnp.where(due, judged.spfb_adaptive_damping, before.spfb_adaptive_damping)
+            used = jnp.asarray(jnp.where(due, judged.spfb_adaptive_damping, before.spfb_adaptive_damping))
             adaptation, damping = judged._replace(spfb_adaptive_damping=used), damping + used
         # 2. A probe of the curvature, the factors, and the solution.
         inputs = given("inputs", inputs, "the batch that the gradient is of, as logits_fn takes it")
