@@ -52,7 +52,6 @@ class Line(NamedTuple):
     at_edge: bool  # whether its learning rate is the lowest or highest of three or more
     steps_ratio: float | None = None
     seconds_ratio: float | None = None  # by steps and the cost of a step
-    raw_ratio: float | None = None  # by the clocks of the runs
 
 
 def table(path: Path) -> str:
@@ -67,17 +66,23 @@ def _title(summary: dict[str, Any], cell: dict[str, Any]) -> str:
     whose = f"at which {REFERENCE} ends after {cell['steps']} steps" if comparison["level"] is None else "that is given"
     return (
         f"### {comparison['network'].capitalize()}, {TITLES[cell['data_set']]}, batches of {cell['batch']:,}\n\n"
-        f"To a {measure} of {cell['target']:.4f}, {whose}; means over seeds {seeds}. Ratios are to {REFERENCE}'s; "
-        "a star is for a learning rate at the edge of its grid."
+        f"To a {measure} of {cell['target']:.4f}, {whose}; means over seeds {seeds}. Steps, the cost of a step "
+        f"and seconds are ratios to {REFERENCE}'s; a star is for a learning rate at the edge of its grid."
     )
 
 
 def _table(summary: dict[str, Any], cell: dict[str, Any]) -> str:
     measure = MEASURES[summary["comparison"]["measure"]]
     header = (
-        "method", "setting", "steps", "ratio", "ms per step", "ratio (quartiles)", "seconds: ratio", "of own clocks",
-        "by own clock", f"{measure} at the end", "test error",
-    )  # fmt: skip
+        "method",
+        "steps",
+        "ratio",
+        "a step (quartiles)",
+        "seconds",
+        f"{measure} at the end",
+        "test error",
+        "setting",
+    )
     rows = [header, ("---",) * len(header)]
     rows += [_row(line, _first_length(summary, line)) for line in lines(summary, cell)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -96,24 +101,20 @@ def _row(line: Line, is_shortest: bool) -> tuple[str, ...]:
     most = "at most " if is_shortest and line.reached else ""
     return (
         line.label,
-        f"{rate:g}{star}, {schedule}{', ' if told else ''}{told}",
         f"{most}{point['steps']}" if line.reached else f"not in {point['steps']}",
         _ratio(line.steps_ratio),
-        f"{line.ms:.1f}",
         "-" if cost is None else f"{cost['ratio']:.2f} ({cost['ratio_low']:.2f} to {cost['ratio_high']:.2f})",
         _ratio(line.seconds_ratio),
-        _ratio(line.raw_ratio),
-        f"{_mean(point['seconds']):.3g}",
         _spread(point["values"], "{:.4f}"),
         _spread([None if error is None else 100 * error for error in point["test_errors"]], "{:.2f}") + " %",
+        f"{rate:g}{star}, {schedule}{', ' if told else ''}{told}",
     )
 
 
 def lines(summary: dict[str, Any], cell: dict[str, Any]) -> list[Line]:
     """All methods of a cell, in the order of the configuration.
 
-    Seconds are steps times the cost of a step, both as ratios, since clocks of runs an hour apart differ; what the
-    clocks of the runs said is beside them.
+    Seconds are steps times the cost of a step, both as ratios, since clocks of runs an hour apart differ.
     """
     found = cell["contenders"]
     base = found.get(REFERENCE)
@@ -129,7 +130,7 @@ def lines(summary: dict[str, Any], cell: dict[str, Any]) -> list[Line]:
             goal = base["points"][-1]
             steps = point["steps"] / goal["steps"]
             by_cost = None if cost is None else steps * cost["ratio"]
-            line = line._replace(steps_ratio=steps, seconds_ratio=by_cost, raw_ratio=seconds / _mean(goal["seconds"]))
+            line = line._replace(steps_ratio=steps, seconds_ratio=by_cost)
         result.append(line)
     return result
 
