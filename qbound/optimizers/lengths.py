@@ -40,14 +40,14 @@ from qbound.trees import weighted_sum
 
 # Of the latest batch in the mean; and the first updates, which are shortened, since factors are of few probes.
 NEW, FIRST = 0.3, 10
-# Of how many rows of logits to take the bound, at least. Once most examples are fitted, what curvature a batch has
-# along the update is that of a few, of which a smaller sample may have none: the step would be far too long for them.
+# Of how many rows of logits to take the bound, at least: of fewer, too many would miss those that have curvature.
 LEAST_ROWS = 250
 # Beyond a rate of 2 the bound would rise, on average over batches.
 LARGEST_RATE = 2.0
 # A step may be so many times as long as its own batch certifies, times the rate: where that has next to nothing to
-# lose, the mean over batches is not its length.
-LARGEST_SHARE = 4.0
+# lose, the mean over batches is not its length. And what a batch certifies counts up to so many times what the last one
+# did: once most examples are fitted, its curvature is that of a few, and rows that are looked at may miss them.
+LARGEST_SHARE, LARGEST_GROWTH = 4.0, 1.5
 # Of what logits should move by, the share that may be wrong; and the least share of a step that is kept.
 TRUSTED, LEAST_SHARE = 0.5, 1e-3
 # Differences of so many units in the last place of the logits are rounding. Labels so far below the largest logit are
@@ -62,16 +62,18 @@ class UpdateLength(NamedTuple):
 
     Attributes:
       length_mean: the mean of a/sqrt(q).
+      length_own: a/q of the last batch, as it counted.
       length_looks: how many batches it is of.
     """
 
     length_mean: Float[Array, ""]
+    length_own: Float[Array, ""]
     length_looks: Float[Array, ""]
 
 
 def no_length_yet(dtype: Any) -> UpdateLength:
     """Before the first batch."""
-    return UpdateLength(jnp.zeros((), dtype), jnp.zeros((), dtype))
+    return UpdateLength(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros((), dtype))
 
 
 def length_of_update(
@@ -85,9 +87,9 @@ def length_of_update(
     most = curved(jnp.full_like(a, FAR))
     # What this batch certifies: the minimum of a bound that holds as far as that.
     own = _longest(curved, jnp.maximum(a, 0), most, power=1.0)
-    new = own * jnp.sqrt(curved(own))
+    own = jnp.where(earlier.length_own > 0, jnp.minimum(own, LARGEST_GROWTH * earlier.length_own), own)
     share = jnp.maximum(NEW, 1 / (earlier.length_looks + 1))
-    mean = (1 - share) * earlier.length_mean + share * new
+    mean = (1 - share) * earlier.length_mean + share * own * jnp.sqrt(curved(own))
     # As long in the metric of the bound as the mean, times a rate that is no larger than the largest.
     far = jnp.minimum(jnp.abs(rate), LARGEST_RATE)
     eta = jnp.minimum(_longest(curved, far * mean, most, power=0.5), far * LARGEST_SHARE * own)
@@ -97,7 +99,9 @@ def length_of_update(
     known = jnp.isfinite(a) & jnp.isfinite(most)
     counts = known & (most > 0)
     after = UpdateLength(
-        jnp.where(counts, mean, earlier.length_mean), earlier.length_looks + counts.astype(earlier.length_looks.dtype)
+        jnp.where(counts, mean, earlier.length_mean),
+        jnp.where(counts & (own > 0), own, earlier.length_own),
+        earlier.length_looks + counts.astype(earlier.length_looks.dtype),
     )
     wrong = jnp.where(known, 0, jnp.nan).astype(eta.dtype)
     return eta + wrong, q + wrong, after

@@ -8,6 +8,7 @@ import pytest
 from qbound.families.softmax import Softmax
 from qbound.optimizers.lengths import (
     FIRST,
+    LARGEST_GROWTH,
     LARGEST_RATE,
     LARGEST_SHARE,
     LEAST_SHARE,
@@ -94,19 +95,28 @@ def test_with_batches_that_agree_the_length_leads_to_the_minimum_of_the_bound():
 
 
 def test_length_does_not_depend_on_the_scale_of_updates():
-    """Where an update is c times as long, a is c times and q is c^2 times as large."""
-    rng = np.random.default_rng(0)
-    pairs = [(a, q) for a, q in rng.uniform(0.5, 2, size=(30, 2))]
-    scales = 10.0 ** rng.uniform(-6, 6, size=30)
+    """Where updates are c times as long, a is c times and q is c^2 times as large."""
+    pairs = np.random.default_rng(0).uniform(0.5, 2, size=(30, 2))
     plain, _ = run(pairs)
-    scaled, _ = run([(c * a, c * c * q) for c, (a, q) in zip(scales, pairs, strict=True)])
-    np.testing.assert_allclose(np.multiply(scaled, scales), plain, rtol=1e-10)
+    for c in (1e-6, 1e3):
+        scaled, _ = run([(c * a, c * c * q) for a, q in pairs])
+        np.testing.assert_allclose(np.multiply(scaled, c), plain, rtol=1e-10)
 
 
 def test_a_batch_changes_the_mean_by_its_share():
-    etas, length = run([(1.0, 1.0)] * 20 + [(3.0, 1.0)])
-    np.testing.assert_allclose([etas[-1], length.length_mean], 0.7 + 0.3 * 3, rtol=1e-12)
+    etas, length = run([(1.0, 1.0)] * 20 + [(1.4, 1.0)])
+    np.testing.assert_allclose([etas[-1], length.length_mean], 0.7 + 0.3 * 1.4, rtol=1e-12)
     assert float(length.length_looks) == 21
+
+
+def test_a_batch_that_misses_the_curvature_counts_little_more_than_the_last():
+    """Examples that are fitted have none: it would certify a length of 1e8."""
+    etas, length = run([(1.0, 1.0)] * 20 + [(1.0, 1e-8)])
+    np.testing.assert_allclose(etas[-1], LARGEST_SHARE * LARGEST_GROWTH, rtol=1e-12)
+    np.testing.assert_allclose(length.length_mean, 0.7 + 0.3 * LARGEST_GROWTH * 1e-4, rtol=1e-12)
+    assert length.length_own == LARGEST_GROWTH
+    etas, _ = run([(1.0, 1.0)] * 20 + [(1.0, 1e-4)] * 40)
+    assert etas[-1] > 1e3
 
 
 def test_no_batch_is_taken_much_further_than_it_certifies():
