@@ -255,7 +255,7 @@ def layerwise_spfb(
       >>> params = {"first": jax.random.normal(keys[0], (4, 50)), "last": jax.random.normal(keys[1], (50, 3)) / 7}
       >>> tx = qbound.layerwise_spfb(1.0, network)
       >>> state, update = tx.init(params), jax.jit(tx.update)
-      >>> for _ in range(30):
+      >>> for _ in range(50):
       ...     updates, state = update(jax.grad(loss)(params), state, params, inputs=x)
       ...     params = optax.apply_updates(params, updates)
       >>> bool(loss(params) < 0.9)
