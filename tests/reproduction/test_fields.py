@@ -24,7 +24,7 @@ KINDS = sorted(Checked.__subclasses__(), key=lambda kind: kind.__name__)
 def test_all_configurations_are_checked():
     names = {kind.__name__ for kind in KINDS}
     configs = {type(__import__(f"configs.{name}", fromlist=["config"]).config()).__name__ for name in CONFIGS}
-    assert len(configs) == 10 and configs <= names
+    assert len(configs) == 11 and configs <= names
     assert {"Contender", "Entrant", "Method", "Plan"} <= names
 
 
