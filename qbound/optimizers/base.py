@@ -46,6 +46,8 @@ def check_update(params: Any, **given: Any) -> None:
     """What every update begins with: whether parameters were given, and whether its batch is seen as a whole."""
     if params is None:
         raise ValueError("params: expected the parameters; got None. Call update(grads, state, params, inputs=...)")
+    if not jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode)):
+        raise ValueError(f"params: expected at least one array; got {params!r}")
     compiler.warn_if_wrong()
     checks.outside_shard_map(params=params, **given)
 

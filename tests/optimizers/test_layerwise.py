@@ -273,6 +273,13 @@ def test_errors_of_a_model_and_of_what_an_update_is_given():
         adaptive.update(params, adaptive.init(params), params, inputs=x)
 
 
+@pytest.mark.parametrize("make", [qbound.layerwise_spfb, qbound.spfb, qbound.lspfb])
+def test_update_without_any_parameter_is_named(make):
+    tx = make(1.0, lambda params, x: x, l2=1.0, **({"rank": 2} if make is qbound.lspfb else {}))
+    with pytest.raises(ValueError, match="^params: expected at least one array; got {}"):
+        tx.update({}, tx.init({}), {}, inputs=jnp.ones((5, 3)))
+
+
 @pytest.mark.parametrize("b", [60, 600])
 def test_weights_that_do_not_fit_the_examples_are_named(b):
     params, (x, _) = problems.network_params(), problem(b)
