@@ -5,7 +5,7 @@
 Command: python -m experiments.networks convolutional [--peers] [--data-dir DIR]
 Each method has 6 settings: three learning rates, by two schedules. SPFB, whose steps cost as much as ten of AdamW's,
 has a tenth of the steps.
-Time: 1.5 hours on 2 cores, without peers.
+Time, estimated: 1.5 hours on 2 cores, without peers.
 """
 
 from experiments.networks.comparison import Comparison, Contender

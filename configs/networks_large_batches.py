@@ -3,7 +3,7 @@
 Command: python -m experiments.networks large_batches [--data-dir DIR]
 Each method has 8 settings: four pairs of a learning rate and a variant, by two schedules. The steps of the longest runs
 are about twice what AdamW needs.
-Time: half an hour on 2 cores.
+Time, estimated: half an hour on 2 cores.
 """
 
 from experiments.networks.comparison import Comparison, Contender

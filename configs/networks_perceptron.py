@@ -3,7 +3,7 @@
 Command: python -m experiments.networks perceptron [--peers] [--data-dir DIR]
 Each method has 8 settings: four pairs of a learning rate and a variant, by two schedules. SPFB, whose steps cost as
 much as a dozen of AdamW's, has a quarter of the steps.
-Time: 20 minutes on 2 cores without peers, and an hour with them.
+Time, estimated: 20 minutes on 2 cores without peers, and an hour with them.
 """
 
 from experiments.networks.comparison import Comparison, Contender

@@ -5,7 +5,7 @@ twentieth of the text, which none is trained on. networks_transformer_large has 
 
 Command: python -m experiments.networks transformer [--peers]
 Each method has 8 settings: four pairs of a learning rate and a variant, by two schedules.
-Time: 40 minutes on 2 cores, without peers.
+Time, estimated: 40 minutes on 2 cores, without peers.
 """
 
 from experiments.networks.comparison import Comparison, Contender

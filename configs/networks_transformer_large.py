@@ -2,7 +2,7 @@
 
 Command: python -m experiments.networks transformer_large
 Each method has 4 settings: two learning rates, by two schedules, from the best of the smaller batches up.
-Time: an hour on 2 cores.
+Time, estimated: an hour on 2 cores.
 """
 
 import dataclasses

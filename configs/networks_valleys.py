@@ -3,7 +3,7 @@
 784-256-128-10 with ReLU, batches of 250, twenty epochs of AdamW, five seeds.
 
 Command: python -m experiments.networks valleys [--data-dir DIR]
-Time: 12 minutes on 2 cores.
+Time, estimated: 12 minutes on 2 cores.
 """
 
 from experiments.networks.valleys import Valleys
